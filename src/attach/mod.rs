@@ -1,0 +1,1 @@
+//! How strandline gets into a process.

@@ -1,0 +1,2 @@
+//! The caching allocator.
+#![forbid(unsafe_code)]

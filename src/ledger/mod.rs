@@ -1,0 +1,2 @@
+//! Leak accounting.
+#![forbid(unsafe_code)]

@@ -1,0 +1,2 @@
+//! The report model and its forms.
+#![forbid(unsafe_code)]
