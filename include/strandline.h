@@ -85,6 +85,9 @@ int strandline_report(const char *folder);
 /* Statistics of a device as a JSON object with the keys of torch.cuda.memory_stats(); device -1 is the host. */
 size_t strandline_stats(int device, char *buffer, size_t size);
 
+/* The source text of a module of the embedded Python package ("" for the package itself), or NULL. */
+const char *strandline_python_source(const char *module);
+
 #ifdef __cplusplus
 }
 #endif
