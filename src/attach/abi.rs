@@ -120,9 +120,17 @@ pub extern "C" fn strandline_phase(phase: c_int) -> c_int {
 /// `buffer` has room for `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn strandline_candidates(buffer: *mut c_char, size: usize) -> usize {
-    let json = guarded(String::from("[]"), || process::state().map_or_else(|| "[]".into(), State::candidates));
-    // SAFETY: the caller's contract.
-    unsafe { fill(&json, buffer, size) }
+    let mut length = 0;
+    guarded((), || {
+        if let Some(state) = process::state() {
+            state.candidates(|json| {
+                // SAFETY: the caller's contract.
+                length = unsafe { fill(json, buffer, size) };
+                length < size
+            });
+        }
+    });
+    length
 }
 
 /// See `strandline.h`.
@@ -147,6 +155,12 @@ pub unsafe extern "C" fn strandline_report(folder: *const c_char) -> c_int {
     // SAFETY: the caller's contract.
     let folder = unsafe { text(folder) };
     active(|state| if state.report(folder.map(Into::into)) { 0 } else { STRANDLINE_EIO })
+}
+
+/// See `strandline.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn strandline_finish() -> c_int {
+    active(|state| if state.finish() { 0 } else { STRANDLINE_EIO })
 }
 
 /// See `strandline.h`.
@@ -191,6 +205,7 @@ const _: () = {
     ];
     let _ = [header::strandline_explain as unsafe extern "C" fn(u64, *const c_char) -> c_int, strandline_explain];
     let _ = [header::strandline_report as unsafe extern "C" fn(*const c_char) -> c_int, strandline_report];
+    let _ = [header::strandline_finish as unsafe extern "C" fn() -> c_int, strandline_finish];
     let _ =
         [header::strandline_stats as unsafe extern "C" fn(c_int, *mut c_char, usize) -> usize, strandline_stats];
     let _ = [

@@ -6,6 +6,8 @@
 //! | [`preload`] | the symbols that a preloaded library takes the place of |
 //! | [`python_boot`] | runs the Python side when `import torch` is seen |
 //! | [`process`] | the one state of a process: heaps, ledgers, clock, judge |
+//! | [`served`] | one device: its heap and its ledger under one lock |
+//! | [`outcome`] | what is told and written: new findings, reports, the end of the run |
 //! | [`abi`] | the C ABI of `include/strandline.h` |
 //! | [`signal`] | reports on a signal, and before a terminating one |
 //! | [`fork`] | forked children stay inert |
@@ -18,9 +20,11 @@ pub mod abi;
 pub mod fork;
 pub mod launch;
 pub mod options;
+pub mod outcome;
 pub mod preload;
 pub mod process;
 pub mod python_boot;
+pub mod served;
 pub mod signal;
 
 use std::fmt::Arguments;
