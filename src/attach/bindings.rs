@@ -50,6 +50,9 @@ unsafe extern "C" {
     pub fn strandline_report(folder: *const ::std::os::raw::c_char) -> ::std::os::raw::c_int;
 }
 unsafe extern "C" {
+    pub fn strandline_finish() -> ::std::os::raw::c_int;
+}
+unsafe extern "C" {
     pub fn strandline_stats(
         device: ::std::os::raw::c_int,
         buffer: *mut ::std::os::raw::c_char,
