@@ -41,7 +41,14 @@ pub struct Judge {
     /// Never wait for an explanation (replayed runs).
     alone: bool,
     finished: bool,
-    totals: HashMap<i32, u64, foldhash::fast::FixedState>,
+    rooms: HashMap<i32, Room, foldhash::fast::FixedState>,
+}
+
+/// A device's memory and how much of it a step needs at most.
+#[derive(Clone, Copy, Debug)]
+struct Room {
+    total: u64,
+    used: u64,
 }
 
 impl Judge {
@@ -56,11 +63,13 @@ impl Judge {
 
     /// Looks at one device after its [`Accounts::boundary`]. Returns how many candidates wait.
     pub fn look(&mut self, accounts: &mut Accounts, clock: &Clock) -> usize {
-        let Some(&(ended, _)) = accounts.books().last_point() else { return 0 };
+        let Some(&(ended, point)) = accounts.books().last_point() else { return 0 };
         self.ended = self.ended.max(ended);
         self.steps = self.steps.max(ended.saturating_add(1));
-        if let Some(total) = accounts.books().last_sample().total {
-            self.totals.insert(accounts.device(), total);
+        let sample = accounts.books().last_sample();
+        if let Some(total) = sample.total {
+            let used = point.peak.max(sample.allocated) + sample.outside;
+            self.rooms.insert(accounts.device(), Room { total, used });
         }
         let cadence = (ended / 256).clamp(1, 16);
         if !ended.is_multiple_of(cadence) {
@@ -311,8 +320,7 @@ impl Judge {
         let answer = case.answer.as_ref()?;
         if let Some(bounded) = answer.bounded.filter(|bounded| bounded.length > 0) {
             let full = case.live_bytes as f64 * bounded.capacity as f64 / bounded.length as f64;
-            let total = self.totals.get(&case.device).copied().filter(|total| *total > 0);
-            if total.is_some_and(|total| full > 0.9 * total as f64) {
+            if self.rooms.get(&case.device).is_some_and(|room| full > 0.9 * room.total as f64) {
                 return None; // its bound lies beyond the device's memory
             }
             return Some(answer.not_a_leak.clone().unwrap_or_else(|| {
@@ -430,8 +438,20 @@ impl Judge {
         self.steps
     }
 
-    pub fn device_total(&self, device: i32) -> Option<u64> {
-        self.totals.get(&device).copied()
+    /// Bytes of a device that no step has needed yet, when its memory is known.
+    pub fn room(&self, device: i32) -> Option<u64> {
+        self.rooms.get(&device).map(|room| room.total.saturating_sub(room.used))
+    }
+
+    /// The sites of a device that findings are about: what a report must copy besides the largest.
+    pub fn wanted(&self, device: i32) -> Vec<u32> {
+        let called =
+            self.cases.iter().filter(|case| matches!(case.state, State::Called(_)) && case.device == device);
+        let fragmented = self.findings.iter().filter(|finding| finding.device == device);
+        called
+            .map(|case| case.site)
+            .chain(fragmented.filter_map(|finding| finding.fragmentation.and_then(|seen| seen.site)))
+            .collect()
     }
 }
 

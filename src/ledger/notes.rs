@@ -65,6 +65,23 @@ pub fn notes(accounts: &Accounts) -> Vec<Note> {
     notes
 }
 
+/// The stack of a site that left blocks behind in most steps, where too few steps were seen to call it.
+pub fn unripe(accounts: &Accounts) -> Option<u32> {
+    let (ended, _) = *accounts.books().last_point()?;
+    let events = |site: &super::site::Site| -> u32 {
+        let mature = site.cohorts.iter().filter(|c| c.last + pattern::MATURE <= ended);
+        mature.map(|c| c.events()).sum()
+    };
+    accounts
+        .sites()
+        .iter()
+        .filter(|site| site.late_blocks == 0 && site.resets == 0)
+        .map(|site| (events(site), site))
+        .filter(|(events, _)| *events >= 5 && events * 2 >= ended.saturating_sub(pattern::MATURE))
+        .max_by_key(|(_, site)| site.level.bytes)
+        .map(|(_, site)| site.stack)
+}
+
 fn settled(site: &super::site::Site, ended: u32) -> Option<(String, String)> {
     let blocks = site.level.blocks;
     if site.resets > 0 && site.tooth >= 8 {
