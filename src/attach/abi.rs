@@ -154,7 +154,7 @@ pub unsafe extern "C" fn strandline_explain(id: u64, answer: *const c_char) -> c
 pub unsafe extern "C" fn strandline_report(folder: *const c_char) -> c_int {
     // SAFETY: the caller's contract.
     let folder = unsafe { text(folder) };
-    active(|state| if state.report(folder.map(Into::into)) { 0 } else { STRANDLINE_EIO })
+    active(|state| if state.report(folder.map(std::path::Path::new)) { 0 } else { STRANDLINE_EIO })
 }
 
 /// See `strandline.h`.
