@@ -18,6 +18,7 @@ def _strandline_boot():
             if head != "strandline" or library.strandline_python_source(module.encode()) is None:
                 return None
             spec = importlib.machinery.ModuleSpec(name, cls, origin=f"<strandline>/{module or '__init__'}.py")
+            spec.has_location = True  # gives modules a __file__, as their code and tracebacks expect
             if not module:
                 spec.submodule_search_locations = []
             return spec
