@@ -12,10 +12,10 @@ fn text(text: String) -> *const c_char {
     CString::new(text.replace('\0', "\\0")).map_or(std::ptr::null(), |text| text.into_raw())
 }
 
-/// Starts with the defaults; returns the method in words, or `error: …`.
+/// Returns the method in words, or `error: …`.
 #[unsafe(no_mangle)]
-pub extern "C" fn probe_start(max_depth: usize, max_stacks: usize) -> *const c_char {
-    let status = stacks::start(Options { max_depth, max_stacks, ..Options::default() });
+pub extern "C" fn probe_start(max_depth: usize, max_stacks: usize, by_offsets: bool) -> *const c_char {
+    let status = stacks::start(Options { max_depth, max_stacks, by_offsets, ..Options::default() });
     text(match status.python {
         Ok(method) => method.to_string(),
         Err(reason) => format!("error: {reason}"),
@@ -67,11 +67,11 @@ pub extern "C" fn probe_disable() {
 
 /// Nanoseconds for one capture, the best of five rounds of `times`.
 #[unsafe(no_mangle)]
-pub extern "C" fn probe_time(times: u32) -> f64 {
+pub extern "C" fn probe_time(times: u32, native: bool) -> f64 {
     let round = || {
         let start = Instant::now();
         for _ in 0..times {
-            black_box(stacks::capture());
+            black_box(if native { stacks::capture_with_native() } else { stacks::capture() });
         }
         start.elapsed().as_secs_f64() * 1e9 / f64::from(times)
     };
@@ -81,6 +81,30 @@ pub extern "C" fn probe_time(times: u32) -> f64 {
 #[unsafe(no_mangle)]
 pub extern "C" fn probe_capture_native() -> u32 {
     stacks::capture_with_native().0
+}
+
+/// The line of each of `count` instructions, `step` bytes apart, as the table of Python 3.`minor` says
+/// (`i32::MIN` for none); 1 if there is such a table.
+#[unsafe(no_mangle)]
+pub extern "C" fn probe_lines(
+    minor: u32,
+    table: *const u8,
+    length: usize,
+    first_line: i32,
+    step: i32,
+    count: usize,
+    out: *mut i32,
+) -> i32 {
+    // SAFETY: the test hands over a bytes object and an array of `count` numbers.
+    let (table, out) =
+        unsafe { (std::slice::from_raw_parts(table, length), std::slice::from_raw_parts_mut(out, count)) };
+    for (index, out) in out.iter_mut().enumerate() {
+        match stacks::line_at(minor, table, first_line, index as i32 * step) {
+            Some(line) => *out = line.unwrap_or(i32::MIN),
+            None => return 0,
+        }
+    }
+    1
 }
 
 /// The start routine of a thread: captures and stores the ID.

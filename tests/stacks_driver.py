@@ -15,6 +15,7 @@ import threading
 import traceback
 
 PROBE = sys.argv[1]
+WHOLE = "whole-library" in sys.argv[2:]
 OLD = sys.version_info < (3, 11)
 
 
@@ -22,7 +23,7 @@ def load(kind):
     probe = kind(PROBE)
     for name in ("probe_start", "probe_frames", "probe_allocated_at"):
         getattr(probe, name).restype = ctypes.c_void_p
-    probe.probe_start.argtypes = [ctypes.c_size_t, ctypes.c_size_t]
+    probe.probe_start.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_bool]
     for name in ("probe_capture", "probe_capture_native"):
         getattr(probe, name).restype = ctypes.c_uint32
     for name in ("probe_frames", "probe_allocated_at"):
@@ -346,7 +347,7 @@ def who_wrote_it():
 
 
 def a_thread_without_python():
-    """A thread that Python does not know has no Python frames, and says so without a crash."""
+    """A thread that Python does not know has native frames instead."""
     libc = ctypes.CDLL(None)
     thread = ctypes.c_ulong()
     start = ctypes.cast(free.probe_capture_to, ctypes.c_void_p)
@@ -354,21 +355,171 @@ def a_thread_without_python():
     assert libc.pthread_create(ctypes.byref(thread), None, start, ctypes.byref(result)) == 0
     assert libc.pthread_join(thread, None) == 0
     rows = frames(result.value) if result.value else []
-    SEEN.append(all(row[0] == "N" for row in rows) and result.value != 0xFFFF_FFF0)
+    SEEN.append(all(row[0] == "N" for row in rows) and len(rows) >= 2)
+    # The probe's own frames are strandline's, and left out.
+    SEEN.append("libc.so" in rows[0][4] or "libpthread" in rows[0][4])
+
+
+def native_frames_before_python():
+    def call():
+        return held.probe_capture_native(), told(sys._getframe())
+
+    (stack, truth) = call()
+    rows = frames(stack)
+    native = [row for row in rows if row[0] == "N"]
+    SEEN.append("libffi" in native[0][4] or "ffi" in native[0][3])
+    SEEN.append(any("ctypes" in row[4] or "ctypes" in row[3] for row in native))
+    SEEN.append(not any("EvalFrame" in row[3] for row in native))
+    SEEN.append([row[0] for row in rows] == ["N"] * len(native) + ["P"] * (len(rows) - len(native)))
+    SEEN.append(python_rows(stack) == truth)
+    if not all(SEEN):
+        print("    ", SEEN, *(row[3:] for row in rows))
+    again = {(held.probe_capture_native(), held.probe_capture()) for _ in range(3)}
+    SEEN.append(len(again) == 1 and len(next(iter(again))) == 2)
+
+
+def a_library_that_comes_and_goes():
+    """Native frames stay right while shared objects are loaded and unloaded around them."""
+    libdl = ctypes.CDLL(None)
+    libdl.dlopen.restype = ctypes.c_void_p
+    libdl.dlclose.argtypes = [ctypes.c_void_p]
+    names = [b"libutil.so.1", b"librt.so.1", b"libanl.so.1", b"libnsl.so.1", b"libBrokenLocale.so.1"]
+    seen = set()
+    for name in names * 3:
+        for action in (lambda: libdl.dlopen(name, 2), lambda: libdl.dlclose(handle) if handle else None):
+            handle = action()
+            seen.add(held.probe_capture_native())
+    SEEN.append(len(seen) == 1)
+    SEEN.append("ffi" in frames(seen.pop())[0][4])
+
+
+def a_forked_child_is_silent():
+    child = os.fork()
+    if child == 0:
+        held.probe_disable()
+        quiet = held.probe_capture() == 0 and held.probe_capture_native() == 0 and frames(1) == []
+        os._exit(0 if quiet else 1)
+    SEEN.append(os.waitpid(child, 0)[1] == 0 and held.probe_capture() != 0)
+
+
+def the_table_is_bounded():
+    """Thousands of distinct stacks: the bound holds, and says so."""
+    body = "\n".join(f"    got.append(capture()) if n == {i} else None" for i in range(200))
+    scope = {"capture": held.probe_capture, "got": []}
+    for i in range(150):
+        exec(compile(f"def f{i}(n):\n{body}", f"many{i}.py", "exec"), scope)
+        for n in range(200):
+            scope[f"f{i}"](n)
+    figures = (ctypes.c_uint64 * 7)()
+    held.probe_stats(figures)
+    stacks, nodes, distinct, size, first_sights, overflowed, forgotten = figures
+    print("    ", *(f"{name} {figure}" for name, figure in zip(
+        ("stacks", "nodes", "frames", "bytes", "first sights", "overflowed", "forgotten"), figures)))
+    SEEN.append(stacks <= 20_000 < len(scope["got"]) and overflowed > 0 and scope["got"][-1] == 2**32 - 1)
+    SEEN.append(frames(2**32 - 1) == [] and size < 64 << 20)
+
+
+def line_tables_of_the_standard_library():
+    """Every instruction of every function: the decoder against the interpreter's own."""
+    minor = sys.version_info[1]
+    api = ctypes.pythonapi.PyCode_Addr2Line
+    api.argtypes = [ctypes.py_object, ctypes.c_int]
+    free.probe_lines.argtypes = [ctypes.c_uint32, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int32,
+                                 ctypes.c_int32, ctypes.c_size_t, ctypes.POINTER(ctypes.c_int32)]
+    table_name = "co_lnotab" if minor < 10 else "co_linetable"
+    folder = sysconfig.get_path("stdlib")
+    codes = instructions = wrong = 0
+
+    def one(code):
+        nonlocal codes, instructions, wrong
+        codes += 1
+        count = len(code.co_code) // 2
+        table = getattr(code, table_name)
+        out = (ctypes.c_int32 * count)()
+        assert free.probe_lines(minor, table, len(table), code.co_firstlineno, 2, count, out) == 1
+        if minor >= 11:
+            truth = [position[0] for position in code.co_positions()]
+        elif minor == 10:
+            truth = [None] * count
+            for start, end, line in code.co_lines():
+                truth[start // 2:end // 2] = [line] * ((end - start) // 2)
+        else:
+            truth = [api(code, 2 * i) for i in range(count)]
+        seen = [None if line == -2**31 else line for line in out]
+        instructions += count
+        if seen != truth:
+            wrong += 1
+            if wrong == 1:
+                print("    ", code, [(i, a, b) for i, (a, b) in enumerate(zip(seen, truth)) if a != b][:5])
+        for constant in code.co_consts:
+            if hasattr(constant, "co_code"):
+                one(constant)
+
+    files = 0
+    for where, folders, names in os.walk(folder):
+        folders[:] = sorted(set(folders) - {"site-packages", "dist-packages", "lib2to3", "idlelib"})
+        # The whole library takes a minute: a third of the files, another one in each version.
+        for name in sorted(names):
+            files += 1
+            if name.endswith(".py") and (WHOLE or files % 3 == minor % 3):
+                try:
+                    with open(os.path.join(where, name), "rb") as source:
+                        code = compile(source.read(), name, "exec", dont_inherit=True)
+                except (SyntaxError, ValueError, RecursionError):
+                    continue
+                one(code)
+    print(f"     {codes} code objects, {instructions} instructions, {wrong} wrong")
+    SEEN.append(wrong == 0 and codes > 1000)
+
+
+def by_the_public_api():
+    """Without offsets: the same frames with the GIL, none without it (then native ones)."""
+    def down(n):
+        return down(n - 1) if n else (held.probe_capture(), told(sys._getframe()))
+
+    stack, truth = down(10)
+    SEEN.append(python_rows(stack) == truth)
+    SEEN.append(len({held.probe_capture() for _ in range(3)}) == 1)
+    stack = free.probe_capture()
+    SEEN.append(stack != 0 and all(row[0] == "N" for row in frames(stack)))
+    for i in range(200):
+        scope = {"capture": held.probe_capture}
+        source = "\n" * (i % 3) + f"def g{i % 5}(): return capture()\ngot = g{i % 5}()"
+        exec(compile(source, f"m{i % 7}.py", "exec"), scope)
+        row = python_rows(scope["got"])[0]
+        name = row[1].rsplit(".", 1)[-1]
+        SEEN.append(row[0] == i % 3 + 1 and name == f"g{i % 5}" and row[2] == f"m{i % 7}.py")
+    try:
+        raise KeyError(1)
+    except KeyError as error:
+        held.probe_capture()
+        SEEN.append(sys.exc_info()[1] is error)
+    deep_recursion()
 
 
 def main():
-    method = text(held.probe_start(64, 20_000))
+    by_offsets = "public-api" not in sys.argv[2:]
+    method = text(held.probe_start(64, 20_000, by_offsets))
     print(sys.version.split()[0], method)
-    check("method", "by offsets" in method, method)
-    check("started_twice", text(held.probe_start(64, 20_000)) == method)
-    for function in (
-        nested_calls, generators, coroutines, callbacks_from_c, comprehensions, threads, exceptions,
-        closures_and_decorators, executed_code, names_outside_ascii, long_functions,
-        recursion_below_the_bound, deep_recursion, same_place_same_stack,
-        code_made_again_at_the_same_address, who_wrote_it, a_thread_without_python,
-    ):
-        situation(function)
+    if sys.version_info < (3, 9):
+        check("declined with a sentence", "error: " in method and len(method) > 30, method)
+        check("nothing but native frames", all(row[0] == "N" for row in frames(held.probe_capture())))
+    elif not by_offsets:
+        check("method", "public API" in method, method)
+        for function in (by_the_public_api, who_wrote_it, a_thread_without_python, a_forked_child_is_silent):
+            situation(function)
+    else:
+        check("method", "by offsets" in method, method)
+        check("started_twice", text(held.probe_start(64, 20_000, True)) == method)
+        for function in (
+            nested_calls, generators, coroutines, callbacks_from_c, comprehensions, threads, exceptions,
+            closures_and_decorators, executed_code, names_outside_ascii, long_functions,
+            recursion_below_the_bound, deep_recursion, same_place_same_stack,
+            code_made_again_at_the_same_address, who_wrote_it, a_thread_without_python,
+            native_frames_before_python, a_library_that_comes_and_goes, a_forked_child_is_silent,
+            line_tables_of_the_standard_library, the_table_is_bounded,
+        ):
+            situation(function)
     print(f"{len(CHECKS) - len(FAILED)} passed, {len(FAILED)} failed")
     sys.exit(bool(FAILED))
 

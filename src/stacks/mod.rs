@@ -14,6 +14,9 @@
 mod intern;
 mod lines;
 mod native;
+#[cfg(target_arch = "x86_64")]
+mod native_modules;
+mod native_symbols;
 mod python;
 mod python_check;
 mod python_fallback;
@@ -32,6 +35,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use parking_lot::{Mutex, RwLock};
 
 use intern::{Interner, Name};
+pub use native_symbols::autograd_node;
 use python::Python;
 pub use python::{Method, Reason};
 use raw::RawFrame;
@@ -85,6 +89,8 @@ pub struct Options {
     pub max_depth: usize,
     /// Distinct stacks kept; later ones become [`StackId::OVERFLOW`].
     pub max_stacks: usize,
+    /// Whether Python frames may be walked by offsets; if not, only the public API is used, with the GIL.
+    pub by_offsets: bool,
     /// Whether [`capture`] unwinds native frames on threads that have no Python frames.
     pub native_without_python: bool,
     /// Folders whose files are not the user's: the standard library (`sysconfig`'s `stdlib` and
@@ -99,6 +105,7 @@ impl Default for Options {
         Options {
             max_depth: 64,
             max_stacks: intern::DEFAULT_MAX_STACKS,
+            by_offsets: true,
             native_without_python: true,
             library_roots: Vec::new(),
             user_roots: Vec::new(),
@@ -146,6 +153,7 @@ static STATUS: Mutex<Option<Status>> = Mutex::new(None);
 /// that Python called. A second call changes nothing, except that Python is looked for again if there
 /// was none at the first.
 pub fn start(options: Options) -> Status {
+    let by_offsets = options.by_offsets;
     {
         let mut status = STATUS.lock();
         if status.is_none() {
@@ -160,7 +168,7 @@ pub fn start(options: Options) -> Status {
     }
     if PYTHON.load(Ordering::Acquire).is_null() {
         // Without a lock: the self-check runs Python, which may let another thread run.
-        let found = python::start();
+        let found = python::start(by_offsets);
         let mut status = STATUS.lock();
         if PYTHON.load(Ordering::Acquire).is_null() {
             let found = found.map(|(python, method)| {
@@ -188,9 +196,9 @@ pub fn capture() -> StackId {
         return StackId::NONE;
     }
     thread::with(|local| {
-        let python = python();
-        if let Some(python) = python {
-            let walked = python.walk(DEPTH.load(Ordering::Relaxed), &mut local.frames);
+        let depth = DEPTH.load(Ordering::Relaxed);
+        if let Some(python) = python() {
+            let walked = python.walk(depth, &mut local.frames);
             if walked.frames != 0 {
                 return look_up(local, Some(python), walked.hash, walked.frames);
             }
@@ -198,14 +206,34 @@ pub fn capture() -> StackId {
         if !NATIVE_WITHOUT_PYTHON.load(Ordering::Relaxed) {
             return StackId::NONE;
         }
-        StackId::NONE
+        let frames = local.unwinder.walk(depth, &(0..0), &mut local.frames);
+        let hash = raw::hash(&local.frames[..frames]);
+        look_up(local, None, hash, frames)
     })
     .unwrap_or(StackId::NONE)
 }
 
-/// As [`capture`], with the native frames down to the first call from Python before the Python frames.
+/// As [`capture`], but where there are Python frames, too, the native ones come first: those of the C
+/// code that Python called last, down to the interpreter.
 pub fn capture_with_native() -> StackId {
-    capture()
+    if !ON.load(Ordering::Relaxed) {
+        return StackId::NONE;
+    }
+    thread::with(|local| {
+        let depth = DEPTH.load(Ordering::Relaxed);
+        let python = python();
+        let interpreter = python.map_or(0..0, |python| python.interpreter.clone());
+        let Local { frames, unwinder, .. } = local;
+        // Python first: native frames of a thread without Python are wanted to their end.
+        let room = thread::DEEPEST + 1;
+        let walked = python.map_or(0, |python| python.walk(depth, &mut frames[room..]).frames);
+        let until = if walked == 0 { 0..0 } else { interpreter };
+        let native = unwinder.walk(depth, &until, &mut frames[..room]);
+        frames.copy_within(room..room + walked, native);
+        let hash = raw::hash(&frames[..native + walked]);
+        look_up(local, python, hash, native + walked)
+    })
+    .unwrap_or(StackId::NONE)
 }
 
 #[inline]
@@ -254,13 +282,10 @@ fn frame(rule: &user::Rule, place: Place) -> Frame {
         Place::Python { file, function, line } => {
             Frame { user: rule.is_user(&file), file, line, function, kind: Kind::Python }
         }
-        Place::Native { address } => Frame {
-            file: "".into(),
-            line: 0,
-            function: format!("{address:#x}").into(),
-            kind: Kind::Native,
-            user: false,
-        },
+        Place::Native { address } => {
+            let native_symbols::Symbol { file, function } = native_symbols::symbol(address);
+            Frame { file, line: 0, function, kind: Kind::Native, user: false }
+        }
         Place::Cut => Frame {
             file: "<strandline>".into(),
             line: 0,
@@ -272,12 +297,14 @@ fn frame(rule: &user::Rule, place: Place) -> Frame {
 }
 
 /// The frame to blame: the innermost one of the user. A stack without one (a library's own thread) gives
-/// its outermost Python frame, which is where the library was entered.
+/// its outermost Python frame, which is where the library was entered; a stack without Python gives the
+/// autograd node that was running, or else its innermost frame.
 pub fn allocated_at(id: StackId) -> Option<Frame> {
     let frames = frames(id);
     let innermost = frames.iter().find(|frame| frame.user);
     let outermost = || frames.iter().rev().find(|frame| frame.kind == Kind::Python && frame.line != 0);
-    innermost.or_else(outermost).cloned()
+    let node = || frames.iter().find(|frame| autograd_node(&frame.function).is_some());
+    innermost.or_else(outermost).or_else(node).or(frames.first()).cloned()
 }
 
 /// Replaces the folders whose files are the user's in any case (see [`Options::user_roots`]).
@@ -285,6 +312,14 @@ pub fn set_user_roots(roots: Vec<String>) {
     if !DISABLED.load(Ordering::Relaxed) {
         RULE.write().set_user_roots(roots);
     }
+}
+
+/// For tests: the decoder of Python 3.`minor`'s line tables. `None` if that version is not known, else the
+/// line, if the instruction has one.
+#[doc(hidden)]
+pub fn line_at(minor: u32, table: &[u8], first_line: i32, offset: i32) -> Option<Option<i32>> {
+    let format = python_layout::built_in(minor)?.lines;
+    Some(lines::line_at(format, table, first_line, offset))
 }
 
 pub fn stats() -> Stats {

@@ -108,10 +108,27 @@ fn symbol(name: &'static str) -> Option<*mut c_void> {
     (!address.is_null()).then_some(address)
 }
 
+/// The range of `_PyEval_EvalFrameDefault`; empty if it is not exported with its size.
+fn interpreter() -> std::ops::Range<u64> {
+    const WITH_SYMBOL: c_int = 1;
+    let Some(start) = symbol("_PyEval_EvalFrameDefault\0") else { return 0..0 };
+    // SAFETY: zero is a valid Dl_info; with this flag dladdr1 stores a pointer to the ELF symbol, which
+    // stays while the object is loaded.
+    let size = unsafe {
+        let mut info: libc::Dl_info = std::mem::zeroed();
+        let mut entry = std::ptr::null_mut::<c_void>();
+        let found = libc::dladdr1(start, &raw mut info, &raw mut entry, WITH_SYMBOL) != 0;
+        if found && !entry.is_null() { (*entry.cast::<libc::Elf64_Sym>()).st_size } else { 0 }
+    };
+    start as u64..start as u64 + size
+}
+
 /// A Python that was found and a way to capture its frames.
 pub struct Python {
     pub api: Api,
     pub types: Types,
+    /// The code of the bytecode interpreter's loop: the border between C called from Python and Python.
+    pub interpreter: std::ops::Range<u64>,
     /// The true layout, or why there is none.
     pub layout: Result<Layout, Reason>,
 }
@@ -120,7 +137,7 @@ pub struct Python {
 ///
 /// # Errors
 /// Why no Python frames will be captured at all.
-pub fn start() -> Result<(Python, Method), Reason> {
+pub fn start(by_offsets: bool) -> Result<(Python, Method), Reason> {
     let api = Api::find().map_err(|missing| {
         Reason::new(format!("this process has no Python that can be called ({missing} is not exported)"))
     })?;
@@ -136,8 +153,10 @@ pub fn start() -> Result<(Python, Method), Reason> {
         bytes: symbol("PyBytes_Type\0").map_or(0, |address| address as u64),
     };
     let version = banner.split_whitespace().next().unwrap_or("?").to_owned();
-    let mut python = Python { api, types, layout: Err(Reason::new("")) };
-    python.layout = candidates(&banner)
+    let mut python = Python { api, types, interpreter: interpreter(), layout: Err(Reason::new("")) };
+    let wanted = by_offsets.then_some(()).ok_or_else(|| Reason::new("that was asked for"));
+    python.layout = wanted
+        .and_then(|()| candidates(&banner))
         .and_then(|layouts| python_check::first_true(&python, &layouts))
         .and_then(|layout| told_apart(layout, types.code));
     match &python.layout {
