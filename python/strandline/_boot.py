@@ -4,9 +4,11 @@ Must not know: the hooks' and the clock's rules.
 Invariant: `start` may be called at any time, more than once, with or without torch, and never raises.
 """
 
+import atexit
 import os
 import sys
-from typing import Any, Dict, Optional, Union
+import sysconfig
+from typing import Any, Dict, List, Optional, Union
 
 from . import _library, _trouble
 from ._clock import Clock
@@ -27,8 +29,10 @@ def start(mode: Union[str, int] = "auto", options: Optional[Dict[str, Any]] = No
         library = library or _library.load()
         if library is None:
             return False
+        if options is None and _is_worker():
+            return _when_it_trains(mode)
         if library.mode() <= 0:
-            code = library.start(_mode(mode), options)
+            code = library.start(_mode(mode), {"library_roots": _library_roots(), **(options or {})})
             if code < 0:
                 sys.stderr.write(f"strandline: cannot start in mode {mode}: error {code}\n")
                 return False
@@ -40,6 +44,7 @@ def start(mode: Union[str, int] = "auto", options: Optional[Dict[str, Any]] = No
             clock.explain = Explainer(library, clock).answer_pending
             _clock = clock
             os.register_at_fork(after_in_child=_sleep)
+            atexit.register(_end)
         hook()
         return True
     except Exception:
@@ -63,13 +68,43 @@ def clock() -> Optional[Clock]:
     return None if _clock is None or _clock.asleep else _clock
 
 
-def finish() -> None:
-    """At the end of a run: explains what still waits. Called by the library before the last report."""
+def _end() -> None:
+    """At the end of a run, while Python still lives: explains what waits, then the last report."""
+    if clock() is None or _clock is None:
+        return
     try:
-        if clock() is not None and _clock is not None and _clock.explain is not None:
+        if _clock.explain is not None:
             _clock.explain()
     except Exception:
-        _trouble.said("finish")
+        _trouble.said("the last search for holders")
+    _library_in_use.finish()
+
+
+def _library_roots() -> List[str]:
+    """Folders whose files are not the user's, besides installed packages."""
+    paths = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
+    return [path for path in paths if path] + ["<strandline>", os.path.dirname(os.path.abspath(__file__))]
+
+
+def _is_worker() -> bool:
+    """Whether this process was started by multiprocessing (spawn, forkserver): it did not ask for us."""
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and process.parent_process() is not None
+
+
+def _when_it_trains(mode: Union[str, int]) -> bool:
+    """A worker is left alone until it makes an optimizer step of its own (a rank of torch.multiprocessing)."""
+    import importlib
+
+    optimizer = importlib.import_module("torch.optim.optimizer")
+    handle: Any = None
+
+    def trains(*_: Any) -> None:
+        handle.remove()
+        start(mode, {})
+
+    handle = optimizer.register_optimizer_step_post_hook(trains)
+    return False
 
 
 def _mode(mode: Union[str, int]) -> int:
@@ -77,11 +112,7 @@ def _mode(mode: Union[str, int]) -> int:
         return mode
     if mode != "auto":
         return _library.MODES[mode]
-    torch = sys.modules.get("torch")
-    try:
-        return _library.MODES["heap"] if torch is not None and torch.cuda.is_available() else _library.MODES["host"]
-    except Exception:
-        return _library.MODES["host"]
+    return _library.MODES["host"]
 
 
 def _sleep() -> None:

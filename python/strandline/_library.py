@@ -32,6 +32,7 @@ _SIGNATURES = {
     "strandline_phase": (ctypes.c_int, [ctypes.c_int]),
     "strandline_candidates": (ctypes.c_size_t, [ctypes.c_void_p, ctypes.c_size_t]),
     "strandline_explain": (ctypes.c_int, [ctypes.c_uint64, ctypes.c_char_p]),
+    "strandline_finish": (ctypes.c_int, []),
     "strandline_report": (ctypes.c_int, [ctypes.c_char_p]),
     "strandline_stats": (ctypes.c_size_t, [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t]),
 }
@@ -68,6 +69,10 @@ class Library:
 
     def explain(self, identity: int, answer: Dict[str, Any]) -> int:
         return int(self._functions["explain"](identity, json.dumps(answer).encode()))
+
+    def finish(self) -> int:
+        """The run is over: the last report, once."""
+        return int(self._functions["finish"]())
 
     def report(self, folder: Optional[str] = None) -> int:
         return int(self._functions["report"](os.fsencode(folder) if folder else None))
