@@ -347,3 +347,13 @@ fn a_long_innocent_run() {
     clean(&mut job);
     assert!(job.called.len() <= 1, "{:?}", job.called);
 }
+
+#[test]
+fn reserved_memory_that_follows_growing_inputs_is_no_fragmentation() {
+    let mut job = Job::new(1);
+    for step in 0..160u64 {
+        job.sample.reserved += 800 << 20;
+        job.train((64 + step * 6) << 14);
+    }
+    clean(&mut job);
+}
