@@ -186,7 +186,7 @@ fn a_list_cleared_at_the_end_of_every_epoch() {
             job.train(ACT);
         }
         clean(&mut job);
-        assert!(job.called.len() <= 1, "{:?}", job.called);
+        assert!(job.called.len() <= usize::from(length > 30 || !known), "{:?}", job.called);
     }
 }
 
