@@ -17,6 +17,8 @@ pub const MATURE: u32 = 2;
 /// Steps in the window for per-iteration leaks, and how many of them must have been covered before a call.
 const WINDOW: u32 = 24;
 const SPAN: u32 = 22;
+/// Steps that a call waits for the end of the first epoch, where epochs are known.
+const FIRST_EPOCH: u32 = 32;
 /// The least share of the window's steps that leave a block behind.
 const SHARE: f64 = 0.55;
 /// Bursts before a regular rhythm is called, and before an irregular one is.
@@ -119,7 +121,8 @@ pub fn recognise(site: &Site, view: &View) -> Option<Pattern> {
     let newest = old.last()?;
     // Nothing new for long: whatever it was, it does not accumulate now. A burst is the exception.
     let bursts = bursts(&old, 1);
-    steady(site, &old, upto)
+    let steady = if first_epoch_may_clear(view) { None } else { steady(site, &old, upto) };
+    steady
         .or_else(|| periodic(site, view))
         .or_else(|| irregular(site, &bursts, view))
         .or_else(|| (view.ended - newest.last >= STAYED).then(|| burst(site, &old, view)).flatten())
@@ -259,6 +262,11 @@ fn recent_hits(old: &[Cohort], upto: u32) -> (u32, u32) {
     let start = old.iter().position(|c| upto - c.first < 200).unwrap_or(old.len() - 1);
     let hits = old[start..].iter().map(|c| c.events()).sum();
     (hits, upto - old[start].first + 1)
+}
+
+/// In a first epoch that is still short: what it gathers may be dropped at its end.
+fn first_epoch_may_clear(view: &View) -> bool {
+    matches!(view.epochs, [only] if view.ended < only.step + FIRST_EPOCH)
 }
 
 /// The newest events come every second or third step.
@@ -465,7 +473,9 @@ fn regrow(site: &Site, view: &View) -> Option<Pattern> {
     if !enough || stale || grown * 2 < rise.start_bytes || bytes * 2 < rise.peak * 3 {
         return None;
     }
-    if grows_with_input(view.books) {
+    // What regrows is made anew each time; where most of it is older, the sizes follow the input.
+    let anew = site.cohorts.iter().filter(|c| c.last + 1 >= rise.last).map(|c| c.bytes).sum::<u64>();
+    if anew * 2 < bytes || grows_with_input(view.books) {
         return None;
     }
     Some(Pattern {
