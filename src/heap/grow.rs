@@ -165,6 +165,13 @@ impl<D: Driver> Heap<D> {
             let room = self.blocks[unmapped].end() - from;
             let want = room.min((to - from).next_multiple_of(PAGE));
             let (handle, size) = self.piece_for(&window, want, room, allowance, &mut waited)?;
+            unmapped = match self.unmapped_with(unmapped, from, window.segment) {
+                Some(id) => id,
+                None => {
+                    self.space.spare.push((handle, size));
+                    return Err(Shortage::Memory);
+                }
+            };
             let free = self.map_into(unmapped, from, handle, size)?;
             if self.blocks[free].end() >= to {
                 return Ok(());
@@ -172,6 +179,21 @@ impl<D: Driver> Heap<D> {
             unmapped = self.blocks[free].next;
             from = self.blocks[unmapped].addr;
         }
+    }
+
+    /// The unmapped range that holds `from`: `id`, unless it was joined with a neighbour whose page was
+    /// taken away meanwhile.
+    fn unmapped_with(&self, id: Id, from: Address, segment: u16) -> Option<Id> {
+        let holds = |&id: &Id| {
+            let block = &self.blocks[id];
+            block.state == State::Unmapped && block.addr <= from && from < block.end()
+        };
+        if holds(&id) {
+            return Some(id);
+        }
+        let arena = self.space.segments[segment as usize].arena;
+        let unmapped = &self.lanes[lane_of(arena)].arenas[part_of(arena)].unmapped;
+        unmapped.iter().copied().find(holds)
     }
 
     /// One piece of physical memory of at most `room` bytes, mapped nowhere.
