@@ -283,16 +283,22 @@ impl<D: Driver> Heap<D> {
     /// The idle handle that was used longest ago: the free range and the piece in it. With `quiet` only
     /// one that no work can be using.
     fn victim(&self, window: Option<&Window>, largest: u64, quiet: bool) -> Option<(Id, (HandleId, Piece))> {
-        let mut best: Option<(u64, Id, (HandleId, Piece))> = None;
+        let mut best: Option<((bool, u64), Id, (HandleId, Piece))> = None;
         for (index, lane) in self.lanes.iter().enumerate() {
             if !self.may_take_from(index) || (quiet && lane.loud) {
                 continue;
             }
-            for arena in &lane.arenas {
+            for (kind, arena) in lane.arenas.iter().enumerate() {
                 for id in arena.bins.at_least(&self.blocks, PAGE) {
                     let block = &self.blocks[id];
-                    let older = best.is_none_or(|(clock, ..)| block.word < clock);
-                    if !older || (quiet && block.word > lane.marks.quiet) {
+                    let age = self.clock - block.word;
+                    let cost = match std::env::var("V").unwrap().as_str() {
+                        "mru" => (kind == PLANNED, age),
+                        "lru" => (kind == PLANNED, block.word),
+                        _ => (kind == PLANNED, if kind == PLANNED { age } else { block.word }),
+                    };
+                    let cheaper = best.is_none_or(|(least, ..)| cost < least);
+                    if !cheaper || (quiet && block.word > lane.marks.quiet) {
                         continue;
                     }
                     let spared = window.is_some_and(|window| {
@@ -303,7 +309,7 @@ impl<D: Driver> Heap<D> {
                     }
                     let within = self.space.piece_within(block.segment, block.addr, block.end(), largest);
                     if let Some(piece) = within {
-                        best = Some((block.word, id, piece));
+                        best = Some((cost, id, piece));
                     }
                 }
             }

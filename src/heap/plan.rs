@@ -10,18 +10,19 @@
 //! This file knows sizes and times, no memory. Invariants: two planned places overlap only if their
 //! lifetimes do not; the log is of fixed size.
 
+use foldhash::fast::FixedState;
+use hashbrown::HashMap;
+
 use super::fit::GRAIN;
 
 /// Requests that the log remembers.
 const LOG: usize = 8192;
 /// The shortest period, in requests, that is worth a plan.
 const SHORTEST: usize = 8;
-/// The expected request is looked for this far ahead.
-const AHEAD: usize = 8;
-/// After so many unexpected requests in a row the plan's place is looked for from the start.
+/// So many requests together tell the place in the plan.
+const CONTEXT: usize = 6;
+/// After so many unexpected requests in a row the plan is not followed until its place is found again.
 const LOST: u32 = 24;
-/// So many expected requests in a row find the place again.
-const FOUND: usize = 8;
 
 #[derive(Clone, Copy, Default)]
 struct Logged {
@@ -55,14 +56,16 @@ pub(super) struct Planner {
     /// Requests so far.
     requests: u64,
     plan: Vec<Planned>,
-    /// For finding the place in the plan: the longest proper prefix that is also a suffix.
-    borders: Vec<u32>,
+    height: u64,
+    /// Where in the plan the latest requests end, by their sizes; none where that is not unique.
+    places: HashMap<u64, Option<u32>, FixedState>,
     next: usize,
+    /// Unexpected requests in a row.
     misses: u32,
-    /// How far the latest requests agree with the plan's beginning, while lost.
-    agreed: usize,
     /// Pages moved since the plan was made (or looked for).
     pub moved: u64,
+    /// Requests whose place was taken since then.
+    pub blocked: u64,
     /// No new plan before this many requests.
     pub not_before: u64,
     patience: u64,
@@ -75,11 +78,12 @@ impl Planner {
             time: 0,
             requests: 0,
             plan: Vec::new(),
-            borders: Vec::new(),
+            height: 0,
+            places: HashMap::default(),
             next: 0,
             misses: 0,
-            agreed: 0,
             moved: 0,
+            blocked: 0,
             not_before: 2 * SHORTEST as u64,
             patience: 64,
         }
@@ -113,36 +117,24 @@ impl Planner {
         if self.plan.is_empty() {
             return None;
         }
-        if self.misses >= LOST {
-            return self.find_again(size);
-        }
-        let count = self.plan.len();
-        let ahead = (0..AHEAD.min(count)).find(|ahead| self.plan[(self.next + ahead) % count].size == size);
-        let Some(ahead) = ahead else {
-            // An extra request: the expected one may still come.
-            self.misses += 1;
-            self.agreed = 0;
-            return None;
+        // The latest requests tell the place in the plan, if they occur there once; else the request must
+        // be the one that comes next. An extra request leaves the place as it was.
+        let here = match self.places.get(&self.context()) {
+            Some(&Some(place)) => place as usize,
+            _ if self.misses < LOST && self.plan[self.next].size == size => self.next,
+            _ => {
+                self.misses = self.misses.saturating_add(1);
+                return None;
+            }
         };
         self.misses = 0;
-        let here = (self.next + ahead) % count;
-        self.next = (here + 1) % count;
+        self.next = (here + 1) % self.plan.len();
         self.plan[here].offset
     }
 
-    /// Matches the latest requests against the plan's beginning (Knuth, Morris and Pratt).
-    fn find_again(&mut self, size: u64) -> Option<u64> {
-        while self.agreed > 0 && self.plan[self.agreed].size != size {
-            self.agreed = self.borders[self.agreed - 1] as usize;
-        }
-        if self.plan[self.agreed].size == size {
-            self.agreed += 1;
-        }
-        if self.agreed == FOUND.min(self.plan.len() - 1) {
-            self.next = self.agreed;
-            (self.misses, self.agreed) = (0, 0);
-        }
-        None
+    /// The sizes of the latest requests in one number.
+    fn context(&self) -> u64 {
+        mix((0..CONTEXT.min(self.requests as usize)).rev().map(|back| self.logged(back).size))
     }
 
     /// Whether a plan (or a better one) should be looked for now.
@@ -155,9 +147,11 @@ impl Planner {
         !self.plan.is_empty() && self.misses < LOST
     }
 
-    /// Looks for a period in the log and packs it into at most `room` bytes. Returns whether there is a
-    /// new plan.
-    pub(super) fn make(&mut self, room: u64) -> bool {
+    /// Looks for a period in the log and packs it into at most `room` bytes, around the blocks that have
+    /// outlived their place there: `taken` has offset, size and number of every block that lies in the
+    /// room. Returns whether there is a new plan.
+    pub(super) fn make(&mut self, room: u64, taken: &[(u64, u64, u32)]) -> bool {
+        let blocked = std::mem::take(&mut self.blocked);
         self.moved = 0;
         let Some((lives, period)) = self.period() else {
             self.not_before = self.requests + self.patience;
@@ -165,9 +159,22 @@ impl Planner {
             return false;
         };
         let count = period.0;
-        let (offsets, height) = pack_best(&lives, period.1);
+        let stays = |number: u32| (self.requests as u32).wrapping_sub(number) as usize > count;
+        let obstacles: Vec<(u64, u64)> =
+            taken.iter().filter(|block| stays(block.2)).map(|block| (block.0, block.1)).collect();
+        let (offsets, height) = pack_best(&lives, &obstacles, period.1);
         if height > room {
             self.not_before = self.requests + 1024;
+            return false;
+        }
+        let sum = |sizes: &mut dyn Iterator<Item = u64>| sizes.sum::<u64>();
+        let same = self.plan.len() == count
+            && sum(&mut self.plan.iter().map(|planned| planned.size))
+                == sum(&mut (0..count).map(|back| self.logged(back).size));
+        self.patience = (self.patience * 2).min(64 * count as u64).max(4 * count as u64);
+        self.not_before = self.requests + self.patience;
+        if same && height >= self.height && blocked * 20 < self.patience / 2 {
+            // The same step again: another layout would only move everything once more.
             return false;
         }
         // The window began two periods ago, so the next request is the plan's first.
@@ -177,10 +184,16 @@ impl Planner {
         for (life, offset) in lives.iter().zip(offsets) {
             self.plan[life.request].offset = Some(offset);
         }
-        self.borders = borders(self.plan.iter().map(|planned| planned.size));
-        (self.next, self.misses, self.agreed) = (0, 0, 0);
-        self.patience = (self.patience * 2).min(64 * count as u64).max(4 * count as u64);
-        self.not_before = self.requests + self.patience;
+        self.places.clear();
+        for place in 0..count {
+            let sizes =
+                (0..CONTEXT).map(|i| self.plan[(place + count * CONTEXT - CONTEXT + 1 + i) % count].size);
+            let seen = self.places.entry(mix(sizes)).or_insert(Some(place as u32));
+            if *seen != Some(place as u32) {
+                *seen = None;
+            }
+        }
+        (self.next, self.misses, self.height) = (0, 0, height);
         true
     }
 
@@ -216,6 +229,10 @@ impl Planner {
     }
 }
 
+fn mix(sizes: impl Iterator<Item = u64>) -> u64 {
+    sizes.fold(0, |sum, size| (sum.rotate_left(7) ^ size).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+}
+
 /// For every prefix, the length of its longest proper prefix that is also its suffix.
 fn borders(items: impl Iterator<Item = u64>) -> Vec<u32> {
     let items: Vec<u64> = items.collect();
@@ -234,7 +251,12 @@ fn borders(items: impl Iterator<Item = u64>) -> Vec<u32> {
 }
 
 /// The lowest of three packings: largest first, longest-lived first, largest area first.
-fn pack_best(lives: &[Life], time: u64) -> (Vec<u64>, u64) {
+fn pack_best(lives: &[Life], obstacles: &[(u64, u64)], time: u64) -> (Vec<u64>, u64) {
+    // An obstacle is a life that never ends, with its place given.
+    let mut all: Vec<Life> = lives.to_vec();
+    all.extend(obstacles.iter().map(|&(_, size)| Life { request: 0, size, born: 0, length: time }));
+    let given: Vec<u64> = obstacles.iter().map(|&(offset, _)| offset).collect();
+
     let keys: [fn(&Life) -> u128; 3] = [
         |life| u128::from(life.size),
         |life| u128::from(life.length),
@@ -243,16 +265,22 @@ fn pack_best(lives: &[Life], time: u64) -> (Vec<u64>, u64) {
     let packings = keys.into_iter().map(|key| {
         let mut order: Vec<usize> = (0..lives.len()).collect();
         order.sort_by_key(|&index| (std::cmp::Reverse(key(&lives[index])), lives[index].born));
-        pack(lives, &order, time)
+        pack(&all, &order, &given, time)
     });
-    packings.min_by_key(|&(_, height)| height).unwrap_or_default()
+    let (mut offsets, height) = packings.min_by_key(|&(_, height)| height).unwrap_or_default();
+    offsets.truncate(lives.len());
+    (offsets, height)
 }
 
-/// Packs lives that recur every `time` into the lowest places, in the order given.
-fn pack(lives: &[Life], order: &[usize], time: u64) -> (Vec<u64>, u64) {
+/// Packs lives that recur every `time` into the lowest places, in the order given; the last ones have
+/// their places already.
+fn pack(lives: &[Life], order: &[usize], given: &[u64], time: u64) -> (Vec<u64>, u64) {
     let mut offsets = vec![0; lives.len()];
+    let free = lives.len() - given.len();
+    offsets[free..].copy_from_slice(given);
     // By offset.
-    let mut placed: Vec<usize> = Vec::with_capacity(lives.len());
+    let mut placed: Vec<usize> = (free..lives.len()).collect();
+    placed.sort_by_key(|&index| offsets[index]);
     let mut height = 0;
     for &index in order {
         let mut at = 0;
@@ -308,7 +336,7 @@ mod tests {
         for _ in 0..3 {
             step(&mut planner, |_, _| {});
         }
-        assert!(planner.make(u64::MAX));
+        assert!(planner.make(u64::MAX, &[]));
         assert_eq!(planner.plan.len(), 24);
         planner
     }
@@ -321,7 +349,7 @@ mod tests {
         assert_eq!(places, 24);
         let (lives, (count, time)) = planner.period().unwrap();
         assert_eq!(count, 24);
-        let (offsets, height) = pack_best(&lives, time);
+        let (offsets, height) = pack_best(&lives, &[], time);
         for (i, a) in lives.iter().enumerate() {
             for (j, b) in lives.iter().enumerate().skip(i + 1) {
                 let apart = offsets[i] + a.size <= offsets[j] || offsets[j] + b.size <= offsets[i];
@@ -342,7 +370,7 @@ mod tests {
         assert_eq!(places, 24);
         planner.next = 2;
         step(&mut planner, |_, place| places += u32::from(place.is_some()));
-        assert!(places >= 40);
+        assert!(places >= 48 - CONTEXT as u32, "{places}");
     }
 
     #[test]
@@ -368,6 +396,6 @@ mod tests {
             planner.freed(number);
         }
         planner.moved = 1;
-        assert!(planner.is_due() && !planner.make(u64::MAX) && !planner.is_due());
+        assert!(planner.is_due() && !planner.make(u64::MAX, &[]) && !planner.is_due());
     }
 }

@@ -26,7 +26,14 @@ impl<D: Driver> Heap<D> {
         let number = planner.request(size);
         let offset = planner.place(size);
         let followed = planner.is_followed();
-        let id = match offset.and_then(|offset| self.take_place(lane, offset, size)) {
+        let place = offset.and_then(|offset| self.take_place(lane, offset, size));
+        if offset.is_some()
+            && place.is_none()
+            && let Some(planner) = &mut self.lanes[lane].planner
+        {
+            planner.blocked += 1;
+        }
+        let id = match place {
             Some(id) => Some(id),
             // Memory of a plan that is not followed is anybody's.
             None => self
@@ -58,11 +65,29 @@ impl<D: Driver> Heap<D> {
     #[cold]
     fn make_plan(&mut self, lane: usize) {
         let room = self.total / PAGE * PAGE;
-        let made = self.lanes[lane].planner.as_mut().is_some_and(|planner| planner.make(room));
+        let taken = self.taken_places(lane);
+        let made = self.lanes[lane].planner.as_mut().is_some_and(|planner| planner.make(room, &taken));
         if made && self.lanes[lane].arenas[PLANNED].segments.is_empty() {
             // Without addresses the plan is never followed.
             let _no_addresses = self.new_segment(arena_number(lane, PLANNED), room);
         }
+    }
+
+    /// The blocks that lie among the planned places: offset, size and number of each.
+    fn taken_places(&self, lane: usize) -> Vec<(u64, u64, u32)> {
+        let mut taken = Vec::new();
+        if let Some(&segment) = self.lanes[lane].arenas[PLANNED].segments.first() {
+            let segment = &self.space.segments[segment as usize];
+            let mut id = segment.first;
+            while id != NONE {
+                let block = &self.blocks[id];
+                if matches!(block.state, State::Live | State::Pending) {
+                    taken.push((block.addr - segment.base, block.size, block.a));
+                }
+                id = block.next;
+            }
+        }
+        taken
     }
 
     /// The free range at a planned place, with memory everywhere and nothing before it; none if the place
