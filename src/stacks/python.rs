@@ -69,7 +69,12 @@ macro_rules! api {
                 $(let $name = symbol(concat!(stringify!($name), "\0")).ok_or(stringify!($name))?;)*
                 // SAFETY: each address is that of the C function of this name, whose signature is as
                 // declared in every CPython from 3.9 on.
-                Ok(unsafe { Api { $($name: std::mem::transmute::<*mut c_void, _>($name),)* } })
+                Ok(unsafe {
+                    Api { $($name: std::mem::transmute::<
+                        *mut c_void,
+                        unsafe extern "C" fn($($argument),*) $(-> $result)?,
+                    >($name),)* }
+                })
             }
         }
     };
