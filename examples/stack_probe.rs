@@ -15,8 +15,32 @@ fn text(text: String) -> *const c_char {
 
 static SEEN: Mutex<Vec<(u32, u32)>> = Mutex::new(Vec::new());
 
-/// `cudaMalloc` for torch's CUDAPluggableAllocator; remembers two stacks of each call: as captured by
-/// default, and with native frames.
+/// Remembers two stacks of this moment: as captured by default, and with native frames.
+fn remember() {
+    let stacks = (stacks::capture().0, stacks::capture_with_native().0);
+    if stacks.0 != 0 {
+        SEEN.lock().unwrap_or_else(|error| error.into_inner()).push(stacks);
+    }
+}
+
+/// `c10::alloc_cpu`, through which torch gets the memory of every CPU tensor: only if the probe is
+/// preloaded.
+#[unsafe(export_name = "_ZN3c109alloc_cpuEm")]
+pub extern "C" fn probe_alloc_cpu(size: usize) -> *mut c_void {
+    remember();
+    // SAFETY: 64 is a power of two; torch gives it back through the function below.
+    unsafe { libc::memalign(64, size) }
+}
+
+/// # Safety
+/// `pointer` comes from [`probe_alloc_cpu`].
+#[unsafe(export_name = "_ZN3c108free_cpuEPv")]
+pub unsafe extern "C" fn probe_free_cpu(pointer: *mut c_void) {
+    // SAFETY: the caller's promise.
+    unsafe { libc::free(pointer) };
+}
+
+/// `cudaMalloc` for torch's CUDAPluggableAllocator.
 ///
 /// # Safety
 /// libcudart is loaded.
@@ -29,8 +53,7 @@ pub unsafe extern "C" fn probe_torch_malloc(size: isize, _device: i32, _stream: 
         let malloc: extern "C" fn(*mut *mut c_void, usize) -> i32 = std::mem::transmute(malloc);
         malloc(&raw mut pointer, size as usize);
     }
-    let stacks = (stacks::capture().0, stacks::capture_with_native().0);
-    SEEN.lock().unwrap_or_else(|error| error.into_inner()).push(stacks);
+    remember();
     pointer
 }
 

@@ -9,6 +9,7 @@ import ctypes
 import functools
 import gc
 import os
+import subprocess
 import sys
 import sysconfig
 import threading
@@ -402,6 +403,33 @@ def a_forked_child_is_silent():
     SEEN.append(os.waitpid(child, 0)[1] == 0 and held.probe_capture() != 0)
 
 
+def the_end_of_python():
+    """Captures in daemon threads while Python ends, and in the process's exit handlers after that."""
+    for _ in range(5):
+        child = subprocess.run([sys.executable, "-c", ENDING, PROBE], timeout=60)
+        SEEN.append(child.returncode == 0)
+
+
+ENDING = """
+import ctypes, sys, threading, time
+held, free = ctypes.PyDLL(sys.argv[1]), ctypes.CDLL(sys.argv[1])
+held.probe_start.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_bool]
+held.probe_start(64, 20000, True)
+def work(n):
+    return work(n - 1) if n else free.probe_time(10_000_000, False)
+for _ in range(2):
+    threading.Thread(target=work, args=(10,), daemon=True).start()
+libc = ctypes.CDLL(None)
+handler = ctypes.cast(held.probe_capture, ctypes.c_void_p)
+getattr(libc, "__cxa_atexit")(handler, None, None)
+class Late:
+    def __del__(self, capture=held.probe_capture):
+        capture()
+late = Late()
+time.sleep(0.1)
+"""
+
+
 def the_table_is_bounded():
     """Thousands of distinct stacks: the bound holds, and says so."""
     body = "\n".join(f"    got.append(capture()) if n == {i} else None" for i in range(200))
@@ -517,6 +545,7 @@ def main():
             recursion_below_the_bound, deep_recursion, same_place_same_stack,
             code_made_again_at_the_same_address, who_wrote_it, a_thread_without_python,
             native_frames_before_python, a_library_that_comes_and_goes, a_forked_child_is_silent,
+            the_end_of_python,
             line_tables_of_the_standard_library, the_table_is_bounded,
         ):
             situation(function)

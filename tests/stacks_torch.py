@@ -1,14 +1,22 @@
-"""Stacks of a real training step on a GPU; by hand: `python tests/stacks_torch.py PROBE`.
+"""Stacks of a real training step; by hand: `python tests/stacks_torch.py PROBE`, with torch installed.
 
-The probe is torch's allocator. Shows the stacks of the forward pass (Python) and of the backward pass
-(autograd's thread, native), and what a capture costs there.
+The probe is torch's allocator: on a GPU as a CUDAPluggableAllocator, else preloaded, as `c10::alloc_cpu`.
+Shows the stacks of the forward and the backward pass (on a GPU that is autograd's own thread, with native
+frames only), and what a capture costs there.
 """
 
 import collections
 import ctypes
+import os
 import sys
 
 import torch
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+if not GPU and os.environ.get("LD_PRELOAD") != sys.argv[1]:
+    os.environ["LD_PRELOAD"] = sys.argv[1]
+    os.execv(sys.executable, [sys.executable, *sys.argv])
 
 probe = ctypes.PyDLL(sys.argv[1])
 for name in ("probe_start", "probe_frames", "probe_allocated_at"):
@@ -22,17 +30,19 @@ def text(address):
 
 
 print(sys.version.split()[0], torch.__version__, text(probe.probe_start(64, 65536, True)))
-allocator = torch.cuda.memory.CUDAPluggableAllocator(sys.argv[1], "probe_torch_malloc", "probe_torch_free")
-torch.cuda.memory.change_current_allocator(allocator)
+if GPU:
+    memory = torch.cuda.memory
+    memory.change_current_allocator(
+        memory.CUDAPluggableAllocator(sys.argv[1], "probe_torch_malloc", "probe_torch_free"))
 
 model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.LayerNorm(512),
-                            torch.nn.Linear(512, 10)).cuda()
+                            torch.nn.Linear(512, 10)).to(DEVICE)
 optimizer = torch.optim.AdamW(model.parameters())
 
 
 def step():
-    inputs = torch.randn(64, 256, device="cuda")
-    loss = torch.nn.functional.cross_entropy(model(inputs), torch.randint(10, (64,), device="cuda"))
+    inputs = torch.randn(64, 256, device=DEVICE)
+    loss = torch.nn.functional.cross_entropy(model(inputs), torch.randint(10, (64,), device=DEVICE))
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -54,14 +64,14 @@ print(len(pairs), "allocations,", len(stacks), "stacks")
 for stack, times in stacks.most_common():
     frames = [line.split("\t") for line in text(probe.probe_frames(stack)).split("\n")]
     print(f"{times}x {len(frames)} frames, {frames[0][0]}: {text(probe.probe_allocated_at(stack))}")
-native = next(stack for stack in stacks if text(probe.probe_frames(stack)).startswith("N"))
-print("\nautograd:\n" + text(probe.probe_frames(native)))
+# In backward, a GPU's stacks are native by themselves; a CPU's are where the native frames are asked for.
+backward = [text(probe.probe_frames(plain if GPU else both)) for plain, both in pairs]
+backward = [frames for frames in backward if "torch::autograd::Engine" in frames]
+print("\nin backward:\n" + next(frames for frames in backward if "AddmmBackward0" in frames))
 both = next(both for plain, both in pairs if text(probe.probe_frames(plain)).startswith("P"))
-print("\nwith native frames:\n" + text(probe.probe_frames(both)))
-
-nodes = {line.split("\t")[3] for stack in stacks for line in text(probe.probe_frames(stack)).split("\n")
-         if "torch::autograd::generated" in line}
-assert any("AddmmBackward0::apply" in node for node in nodes), nodes
+print("\nin forward, with native frames:\n" + text(probe.probe_frames(both)))
+for node in ("AddmmBackward0", "GeluBackward0", "NativeLayerNormBackward0"):
+    assert any(f"torch::autograd::generated::{node}::apply" in frames for frames in backward), node
 assert not any("probe" in text(probe.probe_frames(stack)) for stack in stacks)
 
 
@@ -85,5 +95,5 @@ def hook(module, *_):
 
 
 handle = model[3].register_forward_hook(hook)
-model(Timed.apply(torch.randn(64, 256, device="cuda", requires_grad=True))).sum().backward()
+model(Timed.apply(torch.randn(64, 256, device=DEVICE, requires_grad=True))).sum().backward()
 handle.remove()
