@@ -12,7 +12,7 @@ use interpreters::{interpreters, probe};
 
 fn main() {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/stacks_bench.py");
-    println!("ns per capture on a hit, best of five rounds");
+    println!("ns per capture on a hit, best of 1,000 rounds");
     println!("{:<9} {:<10} {:>7} {:>7} {:>7} {:>7}   + native, 23", "Python", "chain", 3, 13, 23, 43);
     for python in interpreters().iter().filter(|python| (9..=14).contains(&python.minor)) {
         let output = Command::new(&python.path).arg(script).arg(probe()).output();

@@ -16,12 +16,12 @@ BASE = 2
 
 
 def recursive(n, native):
-    return recursive(n - 1, native) if n else probe.probe_time(200_000, native)
+    return recursive(n - 1, native) if n else probe.probe_time(1000, native)
 
 
 scope = {"probe": probe}
 for i in range(64):
-    inner = f"level{i - 1}(native)" if i else "probe.probe_time(200_000, native)"
+    inner = f"level{i - 1}(native)" if i else "probe.probe_time(1000, native)"
     exec(f"def level{i}(native):\n    a = {i}\n    return {inner}", scope)
 
 

@@ -1,8 +1,9 @@
 //! A shared object through which tests and benchmarks drive `strandline::stacks` from real interpreters
 //! (`ctypes`). Not part of the product.
 
-use std::ffi::{CString, c_char};
+use std::ffi::{CString, c_char, c_void};
 use std::hint::black_box;
+use std::sync::Mutex;
 use std::time::Instant;
 
 use strandline::stacks::{self, Kind, Options, StackId};
@@ -10,6 +11,78 @@ use strandline::stacks::{self, Kind, Options, StackId};
 fn text(text: String) -> *const c_char {
     // Leaked: this is a test's few strings.
     CString::new(text.replace('\0', "\\0")).map_or(std::ptr::null(), |text| text.into_raw())
+}
+
+static SEEN: Mutex<Vec<(u32, u32)>> = Mutex::new(Vec::new());
+
+/// Remembers two stacks of this moment: as captured by default, and with native frames.
+fn remember() {
+    let stacks = (stacks::capture().0, stacks::capture_with_native().0);
+    if stacks.0 != 0 {
+        SEEN.lock().unwrap_or_else(|error| error.into_inner()).push(stacks);
+    }
+}
+
+/// `c10::alloc_cpu`, through which torch gets the memory of every CPU tensor: only if the probe is
+/// preloaded.
+#[unsafe(export_name = "_ZN3c109alloc_cpuEm")]
+pub extern "C" fn probe_alloc_cpu(size: usize) -> *mut c_void {
+    remember();
+    // SAFETY: 64 is a power of two; torch gives it back through the function below.
+    unsafe { libc::memalign(64, size) }
+}
+
+/// # Safety
+/// `pointer` comes from [`probe_alloc_cpu`].
+#[unsafe(export_name = "_ZN3c108free_cpuEPv")]
+pub unsafe extern "C" fn probe_free_cpu(pointer: *mut c_void) {
+    // SAFETY: the caller's promise.
+    unsafe { libc::free(pointer) };
+}
+
+/// `cudaMalloc` for torch's CUDAPluggableAllocator.
+///
+/// # Safety
+/// libcudart is loaded.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn probe_torch_malloc(size: isize, _device: i32, _stream: *mut c_void) -> *mut c_void {
+    let mut pointer = std::ptr::null_mut();
+    // SAFETY: the signature is cudaMalloc's.
+    unsafe {
+        let malloc = libc::dlsym(libc::RTLD_DEFAULT, c"cudaMalloc".as_ptr());
+        let malloc: extern "C" fn(*mut *mut c_void, usize) -> i32 = std::mem::transmute(malloc);
+        malloc(&raw mut pointer, size as usize);
+    }
+    remember();
+    pointer
+}
+
+/// # Safety
+/// `pointer` comes from [`probe_torch_malloc`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn probe_torch_free(pointer: *mut c_void, _: isize, _: i32, _: *mut c_void) {
+    // SAFETY: the signature is cudaFree's.
+    unsafe {
+        let free = libc::dlsym(libc::RTLD_DEFAULT, c"cudaFree".as_ptr());
+        let free: extern "C" fn(*mut c_void) -> i32 = std::mem::transmute(free);
+        free(pointer);
+    }
+}
+
+/// Takes the oldest pair that was remembered; 0 where there is none.
+///
+/// # Safety
+/// `out` has room for two words.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn probe_seen(out: *mut [u32; 2]) -> i32 {
+    let mut seen = SEEN.lock().unwrap_or_else(|error| error.into_inner());
+    if seen.is_empty() {
+        return 0;
+    }
+    let (plain, native) = seen.remove(0);
+    // SAFETY: the caller's promise.
+    unsafe { out.write([plain, native]) };
+    1
 }
 
 /// Returns the method in words, or `error: …`.
@@ -25,6 +98,11 @@ pub extern "C" fn probe_start(max_depth: usize, max_stacks: usize, by_offsets: b
 #[unsafe(no_mangle)]
 pub extern "C" fn probe_capture() -> u32 {
     stacks::capture().0
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn probe_capture_native() -> u32 {
+    stacks::capture_with_native().0
 }
 
 /// One frame a line, innermost first: kind, user, line, function, file, separated by tabs.
@@ -44,8 +122,11 @@ pub extern "C" fn probe_allocated_at(id: u32) -> *const c_char {
 }
 
 /// stacks, nodes, frames, bytes, first_sights, overflowed, forgotten
+///
+/// # Safety
+/// `out` has room for seven words.
 #[unsafe(no_mangle)]
-pub extern "C" fn probe_stats(out: *mut u64) {
+pub unsafe extern "C" fn probe_stats(out: *mut u64) {
     let stats = stacks::stats();
     let words = [
         stats.stacks as u64,
@@ -65,28 +146,28 @@ pub extern "C" fn probe_disable() {
     stacks::disable();
 }
 
-/// Nanoseconds for one capture, the best of five rounds of `times`.
+/// Nanoseconds for one capture: the best of `rounds` rounds, each short enough to lie between two
+/// interruptions by other processes.
 #[unsafe(no_mangle)]
-pub extern "C" fn probe_time(times: u32, native: bool) -> f64 {
+pub extern "C" fn probe_time(rounds: u32, native: bool) -> f64 {
+    const TIMES: u32 = 1000;
     let round = || {
         let start = Instant::now();
-        for _ in 0..times {
+        for _ in 0..TIMES {
             black_box(if native { stacks::capture_with_native() } else { stacks::capture() });
         }
-        start.elapsed().as_secs_f64() * 1e9 / f64::from(times)
+        start.elapsed().as_secs_f64() * 1e9 / f64::from(TIMES)
     };
-    (0..5).map(|_| round()).fold(f64::INFINITY, f64::min)
+    (0..rounds).map(|_| round()).fold(f64::INFINITY, f64::min)
 }
 
-#[unsafe(no_mangle)]
-pub extern "C" fn probe_capture_native() -> u32 {
-    stacks::capture_with_native().0
-}
-
+/// # Safety
+/// `table` has `length` bytes and `out` room for `count` numbers.
+///
 /// The line of each of `count` instructions, `step` bytes apart, as the table of Python 3.`minor` says
 /// (`i32::MIN` for none); 1 if there is such a table.
 #[unsafe(no_mangle)]
-pub extern "C" fn probe_lines(
+pub unsafe extern "C" fn probe_lines(
     minor: u32,
     table: *const u8,
     length: usize,
@@ -108,8 +189,11 @@ pub extern "C" fn probe_lines(
 }
 
 /// The start routine of a thread: captures and stores the ID.
+///
+/// # Safety
+/// `out` outlives the thread.
 #[unsafe(no_mangle)]
-pub extern "C" fn probe_capture_to(out: *mut u32) -> *mut u32 {
+pub unsafe extern "C" fn probe_capture_to(out: *mut u32) -> *mut u32 {
     // SAFETY: the test hands over one word that outlives the thread.
     unsafe { out.write(stacks::capture().0) };
     std::ptr::null_mut()

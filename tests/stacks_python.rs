@@ -22,7 +22,7 @@ fn drive(python: &Interpreter, arguments: &[&str]) {
         .output()
         .unwrap_or_else(|error| panic!("{} cannot be run: {error}", python.path.display()));
     let text = String::from_utf8_lossy(&output.stdout);
-    println!("== {} {arguments:?}\n{text}", python.path.display());
+    println!("== {} {} {arguments:?}\n{text}", python.version, python.path.display());
     assert!(
         output.status.success(),
         "{} {arguments:?}: {}\n{text}{}",

@@ -51,6 +51,7 @@ fn keep(frames: &mut usize, depth: usize, address: u64, until: &Until, out: &mut
 #[cfg(target_arch = "x86_64")]
 mod fast {
     use std::arch::asm;
+    use std::ops::Range;
     use std::sync::Arc;
 
     use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64};
@@ -60,26 +61,20 @@ mod fast {
     use super::super::raw::RawFrame;
     use super::{Until, keep};
 
+    /// Stack that framehop may need: its cache is made there before it is moved to the heap.
+    const ROOM: u64 = 512 << 10;
+
     #[derive(Default)]
     pub struct Fast {
         modules: Option<Arc<Modules>>,
         cache: Option<Box<CacheX86_64<MustNotAllocateDuringUnwind>>>,
-        /// End of the thread's stack (it grows downwards); 0 until it was asked for.
-        stack_end: u64,
+        /// The thread's stack; it grows from the end to the start. Empty until it was asked for.
+        stack: Range<u64>,
     }
 
     impl Fast {
         #[inline(never)]
         pub fn walk(&mut self, depth: usize, until: &Until, out: &mut [RawFrame]) -> usize {
-            let counters = counters();
-            if self.modules.as_ref().is_none_or(|modules| modules.counters != counters) {
-                self.modules = Some(current(counters));
-                self.cache = Some(Box::new(CacheX86_64::new_in()));
-            }
-            if self.stack_end == 0 {
-                self.stack_end = stack_end();
-            }
-            let (Some(modules), Some(cache)) = (&self.modules, &mut self.cache) else { return 0 };
             let (ip, sp, bp): (u64, u64, u64);
             // SAFETY: reads three registers into others; no memory, no flags, no stack.
             unsafe {
@@ -87,11 +82,21 @@ mod fast {
                      ip = out(reg) ip, sp = out(reg) sp, bp = out(reg) bp,
                      options(nomem, nostack, preserves_flags));
             }
-            let end = self.stack_end;
-            // A coroutine's stack is none that can be bounded.
-            if sp >= end {
+            if self.stack.is_empty() {
+                self.stack = stack();
+            }
+            // On a coroutine's stack there are no bounds to keep to; on a small one no room for the cache
+            // to be made.
+            let end = self.stack.end;
+            if !self.stack.contains(&sp) || sp - self.stack.start < ROOM {
                 return 0;
             }
+            let counters = counters();
+            if self.modules.as_ref().is_none_or(|modules| modules.counters != counters) {
+                self.modules = Some(current(counters));
+                self.cache = Some(Box::new(CacheX86_64::new_in()));
+            }
+            let (Some(modules), Some(cache)) = (&self.modules, &mut self.cache) else { return 0 };
             let mut read = |address: u64| {
                 if address < sp || address & 7 != 0 || address > end - 8 {
                     return Err(());
@@ -126,20 +131,21 @@ mod fast {
         }
     }
 
-    /// The highest address of the calling thread's stack. Reads /proc/self/maps in the main thread, so
-    /// it is asked for once.
+    /// Where the calling thread's stack lies. Reads /proc/self/maps in the main thread, so it is asked
+    /// for once.
     #[cold]
-    fn stack_end() -> u64 {
+    fn stack() -> Range<u64> {
         // SAFETY: an attribute object that is filled in before it is read, and destroyed.
         unsafe {
             let mut attributes: libc::pthread_attr_t = std::mem::zeroed();
             if libc::pthread_getattr_np(libc::pthread_self(), &raw mut attributes) != 0 {
-                return 0;
+                return 0..0;
             }
             let (mut start, mut size) = (std::ptr::null_mut(), 0usize);
             let got = libc::pthread_attr_getstack(&raw const attributes, &raw mut start, &raw mut size);
             libc::pthread_attr_destroy(&raw mut attributes);
-            if got == 0 { start as u64 + size as u64 } else { 0 }
+            let start = start as u64;
+            if got == 0 { start..start + size as u64 } else { 0..0 }
         }
     }
 }
@@ -250,6 +256,7 @@ mod tests {
             .stack_size(128 << 10)
             .spawn(|| {
                 let mut out = [RawFrame::default(); 65];
+                // Too small for framehop: the other unwinder serves.
                 assert!(Unwinder::new().walk(64, &ALL, &mut out) >= 3);
             })
             .unwrap()

@@ -104,8 +104,33 @@ impl Drop for Mapped {
     }
 }
 
-/// The name without its parameters, which make C++ frames unreadable.
+/// The name without its parameters, which make C++ frames unreadable, and without long template arguments.
 fn demangle(name: &str) -> String {
+    const LONG: usize = 120;
+    let whole = demangle_whole(name);
+    if whole.len() <= LONG {
+        return whole;
+    }
+    let mut depth = 0usize;
+    let mut short = String::new();
+    for letter in whole.chars() {
+        match letter {
+            '<' => {
+                if depth == 0 {
+                    short.push_str("<…>");
+                }
+                depth += 1;
+            }
+            '>' => depth = depth.saturating_sub(1),
+            _ if depth == 0 => short.push(letter),
+            _ => {}
+        }
+    }
+    // An operator's angle brackets, and then there is no telling where arguments end.
+    if depth == 0 { short } else { whole }
+}
+
+fn demangle_whole(name: &str) -> String {
     if let Ok(rust) = rustc_demangle::try_demangle(name) {
         return format!("{rust:#}");
     }
@@ -140,6 +165,8 @@ mod tests {
         );
         assert_eq!(demangle("_ZN3foo3bar17h05af221e174051e9E"), "foo::bar");
         assert_eq!(demangle("cudaMalloc"), "cudaMalloc");
+        let long = format!("a::b<{}>::c", "x::y<z>, ".repeat(20));
+        assert_eq!(demangle(&long), "a::b<…>::c");
         assert_eq!(demangle("_Znonsense"), "_Znonsense");
     }
 

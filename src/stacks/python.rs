@@ -69,7 +69,12 @@ macro_rules! api {
                 $(let $name = symbol(concat!(stringify!($name), "\0")).ok_or(stringify!($name))?;)*
                 // SAFETY: each address is that of the C function of this name, whose signature is as
                 // declared in every CPython from 3.9 on.
-                Ok(unsafe { Api { $($name: std::mem::transmute::<*mut c_void, _>($name),)* } })
+                Ok(unsafe {
+                    Api { $($name: std::mem::transmute::<
+                        *mut c_void,
+                        unsafe extern "C" fn($($argument),*) $(-> $result)?,
+                    >($name),)* }
+                })
             }
         }
     };
@@ -108,6 +113,12 @@ fn symbol(name: &'static str) -> Option<*mut c_void> {
     (!address.is_null()).then_some(address)
 }
 
+fn finalizing() -> Option<unsafe extern "C" fn() -> c_int> {
+    let found = symbol("Py_IsFinalizing\0").or_else(|| symbol("_Py_IsFinalizing\0"))?;
+    // SAFETY: both names have had this signature since they exist.
+    Some(unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(found) })
+}
+
 /// The range of `_PyEval_EvalFrameDefault`; empty if it is not exported with its size.
 fn interpreter() -> std::ops::Range<u64> {
     const WITH_SYMBOL: c_int = 1;
@@ -129,6 +140,8 @@ pub struct Python {
     pub types: Types,
     /// The code of the bytecode interpreter's loop: the border between C called from Python and Python.
     pub interpreter: std::ops::Range<u64>,
+    /// `Py_IsFinalizing`, under either of its names.
+    finalizing: Option<unsafe extern "C" fn() -> c_int>,
     /// The true layout, or why there is none.
     pub layout: Result<Layout, Reason>,
 }
@@ -153,7 +166,13 @@ pub fn start(by_offsets: bool) -> Result<(Python, Method), Reason> {
         bytes: symbol("PyBytes_Type\0").map_or(0, |address| address as u64),
     };
     let version = banner.split_whitespace().next().unwrap_or("?").to_owned();
-    let mut python = Python { api, types, interpreter: interpreter(), layout: Err(Reason::new("")) };
+    let mut python = Python {
+        api,
+        types,
+        interpreter: interpreter(),
+        finalizing: finalizing(),
+        layout: Err(Reason::new("")),
+    };
     let wanted = by_offsets.then_some(()).ok_or_else(|| Reason::new("that was asked for"));
     python.layout = wanted
         .and_then(|()| candidates(&banner))
@@ -223,7 +242,11 @@ impl Python {
     pub fn walk(&self, depth: usize, out: &mut [RawFrame]) -> Walked {
         // SAFETY: may be called by any thread at any time; null where the thread has no state.
         let thread = unsafe { (self.api.PyGILState_GetThisThreadState)() } as u64;
-        if thread == 0 {
+        // SAFETY: may be called at any time.
+        let finalizing = self.finalizing.is_some_and(|finalizing| unsafe { finalizing() } != 0);
+        // Once Python ends, it frees the states of threads that still run (daemons), and their frames.
+        // SAFETY: may be called at any time; who holds the GIL now is the one that ends Python.
+        if thread == 0 || finalizing && unsafe { (self.api.PyGILState_Check)() } == 0 {
             return Walked::default();
         }
         match &self.layout {

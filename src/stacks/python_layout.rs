@@ -110,46 +110,49 @@ const fn code(first_line: u32, instructions: u32, version: Option<u32>) -> CodeO
     }
 }
 
-/// The table for Python 3.`minor`; 3.14's state word is settled by the self-check (see `kind_shifts`).
-pub fn built_in(minor: u32) -> Option<Layout> {
-    let old = |lasti: u32, scale: i32, lines: LineFormat| Layout {
+const fn old(minor: u32, lasti: u32, lasti_scale: i32, lines: LineFormat) -> Layout {
+    Layout {
         minor,
-        chain: Chain::FrameObjects { thread_frame: 24, lasti_scale: scale },
+        chain: Chain::FrameObjects { thread_frame: 24, lasti_scale },
         frame: FrameOffsets { code: 32, previous: 24, instruction: lasti, owner: 0 },
         code: OLD_CODE,
         text: OLD_TEXT,
         lines,
-    };
-    let new = |chain: Chain, frame: FrameOffsets, code: CodeOffsets, text: TextOffsets| Layout {
-        minor,
-        chain,
-        frame,
-        code,
-        text,
-        lines: LineFormat::Locations,
-    };
+    }
+}
+
+const fn new(minor: u32, chain: Chain, frame: FrameOffsets, code: CodeOffsets, text: TextOffsets) -> Layout {
+    Layout { minor, chain, frame, code, text, lines: LineFormat::Locations }
+}
+
+/// The table for Python 3.`minor`; 3.14's state word is settled by the self-check (see `kind_shifts`).
+pub const fn built_in(minor: u32) -> Option<Layout> {
     Some(match minor {
-        9 => old(104, 1, LineFormat::Lnotab),
-        10 => old(96, 2, LineFormat::Pep626),
+        9 => old(minor, 104, 1, LineFormat::Lnotab),
+        10 => old(minor, 96, 2, LineFormat::Pep626),
         11 => new(
+            minor,
             Chain::ThroughCFrame { thread_cframe: 56, cframe_frame: 8 },
             FrameOffsets { code: 32, previous: 48, instruction: 56, owner: 69 },
             code(72, 184, None),
             OLD_TEXT,
         ),
         12 => new(
+            minor,
             Chain::ThroughCFrame { thread_cframe: 56, cframe_frame: 0 },
             FrameOffsets { code: 0, previous: 8, instruction: 56, owner: 70 },
             code(68, 192, Some(92)),
             TEXT,
         ),
         13 => new(
+            minor,
             Chain::Direct { thread_frame: 72 },
             FrameOffsets { code: 0, previous: 8, instruction: 56, owner: 70 },
             code(68, 200, Some(92)),
             TEXT,
         ),
         14 => new(
+            minor,
             Chain::Direct { thread_frame: 72 },
             FrameOffsets { code: 0, previous: 8, instruction: 56, owner: 74 },
             code(68, 208, Some(92)),

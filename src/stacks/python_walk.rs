@@ -8,9 +8,9 @@
 //! pointer that cannot be one.
 
 use super::lines::line_at;
-use super::python_layout::{BYTES_DATA, BYTES_LENGTH, Chain, Layout, OBJECT_TYPE, TextOffsets};
+use super::python_layout::{BYTES_DATA, BYTES_LENGTH, Chain, Layout, OBJECT_TYPE, TextOffsets, built_in};
 use super::python_reuse::deaths;
-use super::raw::{RawFrame, fold};
+use super::raw::{RawFrame, finish, fold};
 
 /// From this owner on a frame belongs to the interpreter's C code and has no Python code to show.
 const OWNED_BY_C: u8 = 3;
@@ -133,134 +133,119 @@ pub unsafe fn walk<M: Memory>(
     depth: usize,
     out: &mut [RawFrame],
 ) -> Walked {
-    // SAFETY: the caller's promise, passed on; every address is checked with `plausible` before use.
+    // SAFETY: the caller's promise, passed on. Where frames and code objects keep their fields is the
+    // same within a minor version (`from_debug_offsets` insists), so those offsets are constants, which
+    // leaves the loop its registers.
     unsafe {
-        match layout.chain {
-            Chain::FrameObjects { thread_frame, lasti_scale } => {
-                let first = memory.word(thread + u64::from(thread_frame)).unwrap_or(0);
-                walk_frame_objects(memory, layout, first, lasti_scale, depth, out)
+        let first = match layout.chain {
+            Chain::FrameObjects { thread_frame, .. } | Chain::Direct { thread_frame } => {
+                memory.word(thread + u64::from(thread_frame)).unwrap_or(0)
             }
             Chain::ThroughCFrame { thread_cframe, cframe_frame } => {
                 let cframe = memory.word(thread + u64::from(thread_cframe)).unwrap_or(0);
-                let first = if plausible(cframe) {
-                    memory.word(cframe + u64::from(cframe_frame)).unwrap_or(0)
-                } else {
-                    0
-                };
-                walk_frames(memory, layout, first, depth, out)
+                if !plausible(cframe) {
+                    return Walked::default();
+                }
+                memory.word(cframe + u64::from(cframe_frame)).unwrap_or(0)
             }
-            Chain::Direct { thread_frame } => {
-                let first = memory.word(thread + u64::from(thread_frame)).unwrap_or(0);
-                walk_frames(memory, layout, first, depth, out)
-            }
+        };
+        match layout.minor {
+            9 => walk_chain::<M, 9>(memory, first, depth, out),
+            10 => walk_chain::<M, 10>(memory, first, depth, out),
+            11 => walk_chain::<M, 11>(memory, first, depth, out),
+            12 => walk_chain::<M, 12>(memory, first, depth, out),
+            13 => walk_chain::<M, 13>(memory, first, depth, out),
+            14 => walk_chain::<M, 14>(memory, first, depth, out),
+            _ => Walked::default(),
         }
     }
 }
 
-/// Adds one frame to `out`; says whether there is room for another.
 #[inline(always)]
-fn keep(walked: &mut Walked, out: &mut [RawFrame], depth: usize, frame: RawFrame) -> bool {
-    let (frame, more) = if walked.frames < depth { (frame, true) } else { (RawFrame::cut(), false) };
-    let Some(slot) = out.get_mut(walked.frames) else { return false };
-    *slot = frame;
-    walked.hash = fold(walked.hash, frame.mix());
-    walked.frames += 1;
-    more
-}
-
-/// 3.11 and later.
-#[inline(always)]
-unsafe fn walk_frames<M: Memory>(
+unsafe fn walk_chain<M: Memory, const MINOR: u32>(
     memory: &M,
-    layout: &Layout,
     first: u64,
     depth: usize,
     out: &mut [RawFrame],
 ) -> Walked {
+    let (body, marker) = out.split_at_mut(depth.min(out.len()));
     let mut walked = Walked::default();
-    let mut frame = first;
-    // The interpreter's own frames are passed over, so there are more steps than frames; still bounded.
-    for _ in 0..depth * 4 + 64 {
-        if !plausible(frame) {
-            break;
-        }
-        // SAFETY: `frame` is the thread's own live frame (or `memory` survives that it is not); the owner
-        // byte is read as the low byte of a word, which lies within the frame or its first local.
-        let (executable, previous, instruction, owner) = unsafe {
-            (
-                memory.word(frame + u64::from(layout.frame.code)).unwrap_or(0),
-                memory.word(frame + u64::from(layout.frame.previous)).unwrap_or(0),
-                memory.word(frame + u64::from(layout.frame.instruction)).unwrap_or(0),
-                memory.word(frame + u64::from(layout.frame.owner)).unwrap_or(0) as u8,
-            )
+    let mut at = first;
+    for slot in body {
+        // SAFETY: the caller's promise (`walk`).
+        let Some(frame) = (unsafe { next::<M, MINOR>(memory, &mut at) }) else {
+            walked.hash = finish(walked.hash);
+            return walked;
         };
+        *slot = frame;
+        walked.hash = fold(walked.hash, frame.mix());
+        walked.frames += 1;
+    }
+    if let Some(marker) = marker.first_mut() {
+        // SAFETY: as above.
+        if unsafe { next::<M, MINOR>(memory, &mut at) }.is_some() {
+            *marker = RawFrame::cut();
+            walked.hash = fold(walked.hash, marker.mix());
+            walked.frames += 1;
+        }
+    }
+    walked.hash = finish(walked.hash);
+    walked
+}
+
+/// The frame at `at`, which moves on to its caller; `None` at the end of the chain.
+#[inline(always)]
+unsafe fn next<M: Memory, const MINOR: u32>(memory: &M, at: &mut u64) -> Option<RawFrame> {
+    /// Frames of the interpreter's own C code never follow each other; this only bounds an odd chain.
+    const MOST_PASSED_OVER: usize = 16;
+    let layout = const { built_in(MINOR) }?;
+    for _ in 0..MOST_PASSED_OVER {
+        let frame = *at;
+        if !plausible(frame) {
+            return None;
+        }
+        // SAFETY: `frame` is the thread's own live frame (or `memory` survives that it is not).
+        let read = |offset: u32| unsafe { memory.word(frame + u64::from(offset)) }.unwrap_or(0);
         // 3.14 tags the low bits of the reference.
-        let code = executable & !7;
-        if owner < OWNED_BY_C && plausible(code) {
-            let offset = instruction.wrapping_sub(code + u64::from(layout.code.instructions)) as i32;
-            // SAFETY: a frame keeps its code object alive.
-            let print = unsafe { fingerprint(memory, layout, code) };
-            if !keep(&mut walked, out, depth, RawFrame::python(code, offset, print)) {
-                break;
+        let code = read(layout.frame.code) & !7;
+        let instruction = read(layout.frame.instruction);
+        *at = read(layout.frame.previous);
+        let offset = if let Chain::FrameObjects { lasti_scale, .. } = layout.chain {
+            if !plausible(code) {
+                return None;
             }
-        }
-        frame = previous;
-    }
-    walked
-}
-
-/// 3.9 and 3.10.
-#[inline(always)]
-unsafe fn walk_frame_objects<M: Memory>(
-    memory: &M,
-    layout: &Layout,
-    first: u64,
-    lasti_scale: i32,
-    depth: usize,
-    out: &mut [RawFrame],
-) -> Walked {
-    let mut walked = Walked::default();
-    let mut frame = first;
-    for _ in 0..depth + 1 {
-        if !plausible(frame) {
-            break;
-        }
-        // SAFETY: as in `walk_frames`; the instruction is an int, read as the low half of a word.
-        let (code, previous, last) = unsafe {
-            (
-                memory.word(frame + u64::from(layout.frame.code)).unwrap_or(0),
-                memory.word(frame + u64::from(layout.frame.previous)).unwrap_or(0),
-                memory.word(frame + u64::from(layout.frame.instruction)).unwrap_or(0) as i32,
-            )
+            // An int, read as the low half of a word.
+            (instruction as i32).wrapping_mul(lasti_scale)
+        } else {
+            // A byte, read as the low one of a word that lies within the frame or its first local.
+            if read(layout.frame.owner) as u8 >= OWNED_BY_C || !plausible(code) {
+                continue;
+            }
+            instruction.wrapping_sub(code + u64::from(layout.code.instructions)) as i32
         };
-        if !plausible(code) {
-            break;
-        }
-        // SAFETY: a frame keeps its code object alive.
-        let print = unsafe { fingerprint(memory, layout, code) };
-        let offset = last.wrapping_mul(lasti_scale);
-        if !keep(&mut walked, out, depth, RawFrame::python(code, offset, print)) {
-            break;
-        }
-        frame = previous;
+        let print = match layout.code.version {
+            // SAFETY: a frame keeps its code object alive.
+            Some(version) => unsafe { number(memory, &layout, code, version) },
+            None => deaths(code),
+        };
+        return Some(RawFrame::python(code, offset, print));
     }
-    walked
+    None
 }
 
-/// Tells apart code objects that were given the same address one after the other: by their own number
-/// where they have one (3.12 and later), else by the deaths that were counted at the address.
+/// The number that a code object shares with no other (3.12 and later). Before, the deaths that were
+/// counted at its address tell it from its successors.
 ///
 /// # Safety
 /// `code` is a live code object, or `memory` is [`Checked`].
 #[inline(always)]
-unsafe fn fingerprint<M: Memory>(memory: &M, layout: &Layout, code: u64) -> u32 {
-    let Some(version) = layout.code.version else { return deaths(code) };
+unsafe fn number<M: Memory>(memory: &M, layout: &Layout, code: u64, version_at: u32) -> u32 {
     // SAFETY: the offsets lie within a code object.
-    unsafe {
-        let word = |offset: u32| memory.word(code + u64::from(offset)).unwrap_or(0) as u32;
-        let version = word(version);
-        // Zero once four billion code objects were made: then the table's address must do.
-        if version != 0 { version } else { word(layout.code.line_table) }
+    let word = |offset: u32| unsafe { memory.word(code + u64::from(offset)) }.unwrap_or(0) as u32;
+    match word(version_at) {
+        // Four billion code objects were made: then the line table's address must do.
+        0 => word(layout.code.line_table),
+        version => version,
     }
 }
 
@@ -396,6 +381,7 @@ mod tests {
             let mut frame = [0u64; 64];
             let code = [0u64; 64];
             let at = frame.as_ptr() as u64;
+            let frame = &mut frame[..];
             frame[layout.frame.previous as usize / 8] = at;
             frame[layout.frame.code as usize / 8] = code.as_ptr() as u64;
             match layout.chain {

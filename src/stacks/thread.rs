@@ -63,7 +63,7 @@ pub struct Local {
 }
 
 /// Stands in the place of the pointer once the thread is being torn down.
-const GONE: *mut Local = 1 as *mut Local;
+const GONE: *mut Local = std::ptr::without_provenance_mut(1);
 
 thread_local! {
     // Without a destructor of its own, so that reading it is one load; `END` frees it.
