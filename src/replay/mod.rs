@@ -1,0 +1,21 @@
+//! Recorded runs, read and replayed: what would this job have needed under another allocator, and did it leak?
+//!
+//! | file | job |
+//! |---|---|
+//! | [`input`], [`error`] | bytes with their place in the file; what is said when they are wrong |
+//! | [`objects`], [`pickle`] | a pickle of plain data, read without executing anything |
+//! | [`collect`], [`snapshot`] | a torch snapshot becomes a [`recording`] |
+//! | [`recording`] | the model: events, stacks, segments, annotations |
+//! | [`file`] | what kind of file is this? |
+//!
+//! Nothing here allocates device memory or knows a process other than by its file.
+#![forbid(unsafe_code)]
+
+pub mod collect;
+pub mod error;
+pub mod file;
+pub mod input;
+pub mod objects;
+pub mod pickle;
+pub mod recording;
+pub mod snapshot;
