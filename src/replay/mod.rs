@@ -6,6 +6,7 @@
 //! | [`objects`], [`pickle`] | a pickle of plain data, read without executing anything |
 //! | [`collect`], [`snapshot`] | a torch snapshot becomes a [`recording`] |
 //! | [`recording`] | the model: events, stacks, segments, annotations |
+//! | [`start`], [`recorded`] | what was there before the first event; the figures of the recording allocator |
 //! | [`file`] | what kind of file is this? |
 //!
 //! Nothing here allocates device memory or knows a process other than by its file.
@@ -17,5 +18,7 @@ pub mod file;
 pub mod input;
 pub mod objects;
 pub mod pickle;
+pub mod recorded;
 pub mod recording;
 pub mod snapshot;
+pub mod start;
