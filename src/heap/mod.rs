@@ -1,2 +1,594 @@
-//! The caching allocator.
+//! The caching allocator of one device.
+//!
+//! One [`Heap`] serves all streams of one device; its owner keeps it under one lock. What happens to a
+//! request of `size` bytes on a stream:
+//!
+//! ```text
+//! malloc ─▶ lane (stream, pool) ─▶ ≤ 8 KiB: a slot of a slab          size_class, slab
+//!                              └─▶ else: best fit among free ranges   fit, block
+//!   nothing fits ─▶ finished events ─▶ grow: idle pages are moved     stream, grow, segment
+//!                                      where they are needed, or made
+//!   no memory ─▶ other streams' caches, released pools, a wait        pressure, pool
+//! ```
+//!
+//! Nothing is written to device memory. malloc and free touch the system allocator only when a table
+//! grows. The heap must not know frameworks, Python, stacks or the ledger: a [`Tag`] is opaque. Invariants
+//! are stated by each file and checked together by [`Heap::check`].
 #![forbid(unsafe_code)]
+
+mod address_space;
+mod arena;
+mod block;
+mod check;
+mod config;
+mod fit;
+mod grow;
+mod pool;
+mod pressure;
+mod segment;
+mod size_class;
+mod slab;
+mod snapshot;
+mod stats;
+mod stream;
+
+use hashbrown::HashMap;
+
+pub use crate::driver::{Address, Stream};
+use crate::driver::{Driver, DriverError, Event, Handle};
+pub use address_space::AddressSpace;
+pub use config::{Config, Freed, HeapError, PoolId, Tag};
+pub use pool::Filter;
+pub use snapshot::{BlockInfo, BlockState, SegmentInfo};
+pub use stats::{DriverWork, Split, Stat, Stats};
+
+use arena::Lane;
+use block::{Blocks, Id, NONE, State};
+use fit::GRAIN;
+use pool::Pools;
+use segment::{Found, Space};
+use size_class::{Classes, SLAB_MAX};
+use slab::{RUN, Slabs, Slot, SlotState};
+use stats::{LARGE, Ledgers, SMALL};
+use stream::{Handed, Pending};
+
+/// Requests up to this size (after rounding) are *small* in the statistics and lie in segments of their
+/// own, as PyTorch's do. Bytes.
+pub const SMALL_MAX: u64 = 1 << 20;
+/// The smallest fitted block: a table's granule must not hold two starts.
+const FITTED_MIN: u64 = SLAB_MAX + GRAIN;
+/// Slabs start at multiples of this in their segment, so that each granule is one slab's or none's.
+const SLAB_ALIGN: u64 = 8 << 10;
+/// Pending blocks are looked at once in so many mallocs; and whenever nothing fits.
+const POLL: u32 = 16;
+
+/// The caching allocator of one device.
+pub struct Heap<D: Driver> {
+    driver: D,
+    config: Config,
+    classes: Classes,
+    /// Physical memory of the device, in bytes, as it was at the heap's birth.
+    total: u64,
+    /// The driver has no virtual memory management.
+    plain: bool,
+    blocks: Blocks,
+    slabs: Slabs,
+    lanes: Vec<Lane>,
+    lane_of: HashMap<(u32, Stream), u16, foldhash::fast::FixedState>,
+    /// The stream that asked last and its lane.
+    last: Option<(Stream, u16)>,
+    space: Space,
+    pending: Pending,
+    pools: Pools,
+    stats: Ledgers,
+    /// Counts frees: the heap's time.
+    clock: u64,
+    until_poll: u32,
+}
+
+#[inline]
+fn part_of(arena: u16) -> usize {
+    usize::from(arena & 1)
+}
+
+#[inline]
+fn lane_of(arena: u16) -> usize {
+    usize::from(arena >> 1)
+}
+
+impl<D: Driver> Heap<D> {
+    /// A heap over a device; asks the driver for nothing but its size.
+    ///
+    /// # Errors
+    /// [`HeapError::Config`] if the configuration or the driver's granularity cannot be served,
+    /// [`HeapError::Driver`] if the driver cannot tell its size.
+    pub fn new(driver: D, config: Config) -> Result<Self, HeapError> {
+        if !config.minimum.is_power_of_two() || !(64..=512).contains(&config.minimum) {
+            return Err(HeapError::Config("minimum must be a power of two from 64 to 512"));
+        }
+        let plain = !driver.has_virtual_memory();
+        if !plain && !segment::PAGE.is_multiple_of(driver.granularity().max(1)) {
+            return Err(HeapError::Config("the driver's granularity does not divide 2 MiB"));
+        }
+        let total = driver.memory_info()?.total;
+        Ok(Heap {
+            classes: Classes::new(config.minimum),
+            driver,
+            config,
+            total,
+            plain,
+            blocks: Blocks::new(),
+            slabs: Slabs::new(),
+            lanes: Vec::new(),
+            lane_of: HashMap::default(),
+            last: None,
+            space: Space::new(),
+            pending: Pending::default(),
+            pools: Pools::new(),
+            stats: Ledgers::default(),
+            clock: 0,
+            until_poll: POLL,
+        })
+    }
+
+    /// The driver that the heap was made with.
+    pub fn driver(&self) -> &D {
+        &self.driver
+    }
+
+    /// Hands out at least `size` bytes for use on `stream`; 0 gives a block of the smallest size.
+    /// The address is aligned to [`Config::minimum`] (to 512 from 4 KiB on).
+    ///
+    /// # Errors
+    /// [`HeapError::OutOfMemory`] if nothing is left to give up, [`HeapError::Driver`] if the driver fails
+    /// otherwise. The heap is as before then, and stays usable.
+    #[inline]
+    pub fn malloc(&mut self, size: u64, stream: Stream, tag: Tag) -> Result<Address, HeapError> {
+        if self.pending.blocks != 0 {
+            self.poll();
+        }
+        let lane = self.lane(stream)?;
+        if size <= SLAB_MAX {
+            let class = self.classes.index(size);
+            let slab = self.lanes[lane].arenas[SMALL].slabs[class];
+            if slab != NONE {
+                return Ok(self.take_slot(slab, size, tag));
+            }
+            return self.malloc_slot_slow(lane, class, size, tag);
+        }
+        let rounded = match size.checked_next_multiple_of(GRAIN) {
+            Some(rounded) if rounded < 1 << 46 => rounded,
+            _ => return Err(self.out_of_memory(size)),
+        };
+        let kind = if rounded <= SMALL_MAX { SMALL } else { LARGE };
+        match self.lanes[lane].arenas[kind].bins.best(&self.blocks, rounded) {
+            Some(id) => Ok(self.hand_out(id, rounded, size, tag)),
+            None => self.malloc_block_slow(lane, rounded, size, tag),
+        }
+    }
+
+    /// Takes a block back. It can be handed out on its stream at once, and elsewhere when all streams
+    /// that use it are done.
+    ///
+    /// # Errors
+    /// [`HeapError::NotOurs`] if no block that is handed out starts at `at`; nothing changes then.
+    #[inline]
+    pub fn free(&mut self, at: Address) -> Result<Freed, HeapError> {
+        match self.space.find(at) {
+            Found::Slab(slab) => self.free_slot(slab, at),
+            Found::Block(id) => self.free_block(id, at),
+            Found::Nothing => Err(HeapError::NotOurs { address: at }),
+        }
+    }
+
+    /// Notes that `stream` uses the block: after its free the block waits for the work that the stream
+    /// has by then. The block's own stream is ignored.
+    ///
+    /// # Errors
+    /// [`HeapError::NotOurs`] if no block that is handed out starts at `at`.
+    pub fn record_stream(&mut self, at: Address, stream: Stream) -> Result<(), HeapError> {
+        let handed = self.live_at(at)?;
+        if self.stream_of(handed) == stream {
+            return Ok(());
+        }
+        let mut uses = self.uses_of(handed);
+        if uses == NONE {
+            uses = self.pending.new_uses();
+            match handed {
+                Handed::Block(id) => self.blocks[id].b = uses,
+                Handed::Slot(slab, slot) => self.slabs[slab].meta[slot as usize].uses = uses,
+            }
+        }
+        let streams = &mut self.pending.uses_mut(uses).streams;
+        if !streams.contains(&stream) {
+            streams.push(stream);
+        }
+        Ok(())
+    }
+
+    /// Changes the tag of a block that is handed out.
+    ///
+    /// # Errors
+    /// [`HeapError::NotOurs`] if no block that is handed out starts at `at`.
+    pub fn set_tag(&mut self, at: Address, tag: Tag) -> Result<(), HeapError> {
+        *self.tag_mut(at)? = tag;
+        Ok(())
+    }
+
+    /// The tag of a block that is handed out.
+    ///
+    /// # Errors
+    /// [`HeapError::NotOurs`] if no block that is handed out starts at `at`.
+    pub fn tag_mut(&mut self, at: Address) -> Result<&mut Tag, HeapError> {
+        Ok(match self.live_at(at)? {
+            Handed::Block(id) => &mut self.blocks[id].tag,
+            Handed::Slot(slab, slot) => &mut self.slabs[slab].meta[slot as usize].tag,
+        })
+    }
+
+    /// The statistics at this moment.
+    pub fn stats(&self) -> Stats {
+        self.stats.snapshot()
+    }
+
+    /// Bytes in blocks that are handed out: `allocated_bytes.all.current`, without the rest.
+    #[inline]
+    pub fn allocated(&self) -> u64 {
+        self.stats.allocated_bytes.now()
+    }
+
+    /// Bytes of mapped memory: `reserved_bytes.all.current`, without the rest.
+    #[inline]
+    pub fn reserved(&self) -> u64 {
+        self.stats.reserved_bytes.now()
+    }
+
+    /// Sets every peak to the present value.
+    pub fn reset_peak(&mut self) {
+        self.stats.reset_peak();
+    }
+
+    /// Sets every accumulated sum, and the counts of retries and out-of-memory errors, to 0.
+    pub fn reset_accumulated(&mut self) {
+        self.stats.reset_accumulated();
+    }
+
+    /// Limits the physical memory that the heap may hold, in bytes; what it holds already it keeps.
+    pub fn set_limit(&mut self, limit: Option<u64>) {
+        self.config.limit = limit;
+    }
+
+    /// The limit that is set, in bytes.
+    pub fn limit(&self) -> Option<u64> {
+        self.config.limit
+    }
+
+    /// The block that is handed out at exactly this address.
+    fn live_at(&self, at: Address) -> Result<Handed, HeapError> {
+        match self.space.find(at) {
+            Found::Block(id) if self.blocks[id].addr == at && self.blocks[id].state == State::Live => {
+                Ok(Handed::Block(id))
+            }
+            Found::Slab(id) => {
+                let slab = &self.slabs[id];
+                let slot = slab.slot_of(at).filter(|&slot| slab.address(slot) == at);
+                let live = slot.filter(|&slot| slab.meta[slot].state == SlotState::Live);
+                live.map(|slot| Handed::Slot(id, slot as u16)).ok_or(HeapError::NotOurs { address: at })
+            }
+            _ => Err(HeapError::NotOurs { address: at }),
+        }
+    }
+
+    fn arena_of(&self, handed: Handed) -> u16 {
+        match handed {
+            Handed::Block(id) => self.blocks[id].arena,
+            Handed::Slot(slab, _) => self.slabs[slab].arena,
+        }
+    }
+
+    /// The stream that a block was handed to.
+    fn stream_of(&self, handed: Handed) -> Stream {
+        let lent = self.pending.uses(self.uses_of(handed)).and_then(|uses| uses.lent_to);
+        lent.unwrap_or_else(|| self.lanes[lane_of(self.arena_of(handed))].stream)
+    }
+
+    #[inline]
+    fn lane(&mut self, stream: Stream) -> Result<usize, HeapError> {
+        match self.last {
+            Some((last, lane)) if last == stream && !self.pools.recording() => Ok(lane as usize),
+            _ => self.find_lane(stream),
+        }
+    }
+
+    #[cold]
+    fn find_lane(&mut self, stream: Stream) -> Result<usize, HeapError> {
+        let pool = if self.pools.recording() { self.route(stream) } else { 0 };
+        let lane = match self.lane_of.get(&(pool, stream)) {
+            Some(&lane) => lane,
+            None => {
+                let free = self.lanes.iter().position(|lane| !lane.in_use);
+                let index = free.unwrap_or(self.lanes.len());
+                if index >= usize::from(u16::MAX / 2) {
+                    return Err(HeapError::Config("too many streams"));
+                }
+                match free {
+                    Some(index) => self.lanes[index] = Lane::new(stream, pool),
+                    None => self.lanes.push(Lane::new(stream, pool)),
+                }
+                self.lane_of.insert((pool, stream), index as u16);
+                index as u16
+            }
+        };
+        if pool == 0 {
+            self.last = Some((stream, lane));
+        }
+        Ok(lane as usize)
+    }
+
+    #[cold]
+    fn poll(&mut self) {
+        self.until_poll -= 1;
+        if self.until_poll == 0 {
+            self.until_poll = POLL;
+            self.process_events();
+        }
+    }
+
+    #[inline]
+    fn take_slot(&mut self, id: u32, requested: u64, tag: Tag) -> Address {
+        let slab = &mut self.slabs[id];
+        let arena = &mut self.lanes[lane_of(slab.arena)].arenas[SMALL];
+        let class = usize::from(slab.class);
+        if slab.is_empty() && arena.empty[class] == id {
+            arena.empty[class] = NONE;
+        }
+        let slot = slab.take();
+        slab.meta[slot] = Slot { tag, uses: NONE, requested: requested as u16, state: SlotState::Live };
+        let (at, size, full) = (slab.address(slot), u64::from(slab.size), slab.free == 0);
+        arena.taken += 1;
+        if full {
+            self.slabs.unlink(&mut arena.slabs[class], id);
+        }
+        self.stats.handed_out(SMALL, size, requested);
+        at
+    }
+
+    #[inline]
+    fn free_slot(&mut self, id: u32, at: Address) -> Result<Freed, HeapError> {
+        let slab = &mut self.slabs[id];
+        let slot = match slab.slot_of(at) {
+            Some(slot) if slab.address(slot) == at && slab.meta[slot].state == SlotState::Live => slot,
+            _ => return Err(HeapError::NotOurs { address: at }),
+        };
+        let (size, arena, meta) = (u64::from(slab.size), slab.arena, &mut slab.meta[slot]);
+        let Slot { tag, uses, requested, .. } = *meta;
+        self.clock += 1;
+        self.stats.freed(SMALL, size);
+        let mut stream = self.lanes[lane_of(arena)].stream;
+        if uses == NONE {
+            self.settle_slot(id, slot);
+        } else {
+            meta.state = SlotState::Pending;
+            stream = self.stream_of(Handed::Slot(id, slot as u16));
+            self.begin_wait(Handed::Slot(id, slot as u16));
+        }
+        Ok(Freed { requested: u64::from(requested), size, stream, tag })
+    }
+
+    #[inline]
+    fn free_block(&mut self, id: Id, at: Address) -> Result<Freed, HeapError> {
+        let block = &mut self.blocks[id];
+        if block.addr != at || block.state != State::Live {
+            return Err(HeapError::NotOurs { address: at });
+        }
+        let (size, requested, tag, arena) = (block.size, block.word, block.tag, block.arena);
+        self.clock += 1;
+        self.stats.freed(part_of(arena), size);
+        let mut stream = self.lanes[lane_of(arena)].stream;
+        if block.b == NONE {
+            self.settle_block(id);
+        } else {
+            block.state = State::Pending;
+            stream = self.stream_of(Handed::Block(id));
+            self.begin_wait(Handed::Block(id));
+        }
+        Ok(Freed { requested, size, stream, tag })
+    }
+
+    /// Nobody uses the block any more.
+    fn settle(&mut self, handed: Handed) {
+        match handed {
+            Handed::Block(id) => self.settle_block(id),
+            Handed::Slot(slab, slot) => self.settle_slot(slab, slot as usize),
+        }
+    }
+
+    #[inline]
+    fn settle_slot(&mut self, id: u32, slot: usize) {
+        let slab = &mut self.slabs[id];
+        slab.meta[slot].state = SlotState::Free;
+        let (size, requested) = (u64::from(slab.size), u64::from(slab.meta[slot].requested));
+        let was_full = slab.free == 0;
+        slab.give(slot);
+        let (empty, class, arena) = (slab.is_empty(), usize::from(slab.class), slab.arena);
+        self.stats.settled(SMALL, size, requested);
+        let lane = &mut self.lanes[lane_of(arena)];
+        lane.last_free = self.clock;
+        let arena = &mut lane.arenas[SMALL];
+        arena.taken -= 1;
+        if was_full {
+            self.slabs.link(&mut arena.slabs[class], id);
+        }
+        if empty {
+            if arena.empty[class] == NONE {
+                arena.empty[class] = id;
+            } else {
+                self.retire_slab(id);
+            }
+        }
+    }
+
+    #[inline]
+    fn settle_block(&mut self, id: Id) {
+        let block = &self.blocks[id];
+        let (at, size, requested) = (block.addr, block.size, block.word);
+        let (segment, arena) = (block.segment, block.arena);
+        self.stats.settled(part_of(arena), size, requested);
+        self.space.clear(segment, at);
+        let lane = &mut self.lanes[lane_of(arena)];
+        lane.last_free = self.clock;
+        lane.arenas[part_of(arena)].taken -= 1;
+        let clock = self.clock;
+        self.release_range(id, clock);
+    }
+
+    /// Makes a range free that is in no list, and joins it with free neighbours. Returns the whole.
+    #[inline]
+    fn release_range(&mut self, mut id: Id, clock: u64) -> Id {
+        let block = &mut self.blocks[id];
+        block.state = State::Free;
+        block.word = clock;
+        let (prev, next, arena) = (block.prev, block.next, block.arena);
+        if next != NONE && self.blocks[next].state == State::Free {
+            self.unbin(arena, next);
+            self.blocks.absorb(id, next);
+        }
+        if prev != NONE && self.blocks[prev].state == State::Free {
+            self.unbin(arena, prev);
+            self.blocks.absorb(prev, id);
+            id = prev;
+        }
+        self.bin(arena, id);
+        id
+    }
+
+    /// Puts a free range into its arena's bins.
+    #[inline]
+    fn bin(&mut self, arena: u16, id: Id) {
+        if self.plain {
+            self.count_split(arena, id, true);
+        }
+        self.lanes[lane_of(arena)].arenas[part_of(arena)].bins.insert(&mut self.blocks, id);
+    }
+
+    #[inline]
+    fn unbin(&mut self, arena: u16, id: Id) {
+        if self.plain {
+            self.count_split(arena, id, false);
+        }
+        self.lanes[lane_of(arena)].arenas[part_of(arena)].bins.remove(&mut self.blocks, id);
+    }
+
+    /// A free part of a plain segment is what PyTorch calls an inactive split.
+    #[cold]
+    fn count_split(&mut self, arena: u16, id: Id, add: bool) {
+        let block = &self.blocks[id];
+        if block.prev == NONE && block.next == NONE {
+            return;
+        }
+        let (part, size) = (part_of(arena), block.size);
+        if add {
+            self.stats.inactive_split.add(part, 1);
+            self.stats.inactive_split_bytes.add(part, size);
+        } else {
+            self.stats.inactive_split.sub(part, 1);
+            self.stats.inactive_split_bytes.sub(part, size);
+        }
+    }
+
+    /// Hands out the first `size` bytes of a free range.
+    #[inline]
+    fn hand_out(&mut self, id: Id, size: u64, requested: u64, tag: Tag) -> Address {
+        let arena = self.blocks[id].arena;
+        self.unbin(arena, id);
+        if self.blocks[id].size > size {
+            let rest = self.blocks.split(id, size);
+            self.bin(arena, rest);
+        }
+        let block = &mut self.blocks[id];
+        block.state = State::Live;
+        block.word = requested;
+        block.tag = tag;
+        block.b = NONE;
+        let (at, segment) = (block.addr, block.segment);
+        self.space.set_block(segment, at, id);
+        self.lanes[lane_of(arena)].arenas[part_of(arena)].taken += 1;
+        self.stats.handed_out(part_of(arena), size, requested);
+        at
+    }
+
+    /// Makes a slab of a class out of free memory of the lane; none if there is no room for one.
+    fn make_slab(&mut self, lane: usize, class: usize) -> Option<u32> {
+        let bins = &self.lanes[lane].arenas[SMALL].bins;
+        let pad = |id: Id| {
+            let block = &self.blocks[id];
+            let offset = block.addr - self.space.segments[block.segment as usize].base;
+            offset.next_multiple_of(SLAB_ALIGN) - offset
+        };
+        let fits = |&id: &Id| self.blocks[id].size >= RUN + pad(id);
+        let id = bins
+            .best(&self.blocks, RUN)
+            .filter(fits)
+            .or_else(|| bins.best(&self.blocks, RUN + SLAB_ALIGN - GRAIN))?;
+        let (pad, arena) = (pad(id), self.blocks[id].arena);
+        self.unbin(arena, id);
+        let mut run = id;
+        if pad > 0 {
+            run = self.blocks.split(id, pad);
+            self.bin(arena, id);
+        }
+        if self.blocks[run].size > RUN {
+            let rest = self.blocks.split(run, RUN);
+            self.bin(arena, rest);
+        }
+        let (base, segment) = (self.blocks[run].addr, self.blocks[run].segment);
+        let slab = self.slabs.create(base, run, self.classes.size(class), arena, class);
+        self.blocks[run].state = State::Slab;
+        self.blocks[run].b = slab;
+        self.space.set_slab(segment, base, RUN, Some(slab));
+        let arena = &mut self.lanes[lane].arenas[SMALL];
+        arena.taken += 1;
+        self.slabs.link(&mut arena.slabs[class], slab);
+        Some(slab)
+    }
+
+    /// Gives an empty slab's run back to its arena.
+    #[cold]
+    fn retire_slab(&mut self, id: u32) {
+        let slab = &self.slabs[id];
+        let (base, run, class, arena) = (slab.base, slab.block, usize::from(slab.class), slab.arena);
+        let segment = self.blocks[run].segment;
+        let in_arena = &mut self.lanes[lane_of(arena)].arenas[SMALL];
+        self.slabs.unlink(&mut in_arena.slabs[class], id);
+        if in_arena.empty[class] == id {
+            in_arena.empty[class] = NONE;
+        }
+        in_arena.taken -= 1;
+        self.slabs.retire(id);
+        self.space.set_slab(segment, base, RUN, None);
+        let clock = self.clock;
+        self.release_range(run, clock);
+    }
+
+    /// Gives the empty slabs of a lane back; whether there were any.
+    fn retire_empty_slabs(&mut self, lane: usize) -> bool {
+        let mut any = false;
+        for class in 0..self.classes.count() {
+            let slab = self.lanes[lane].arenas[SMALL].empty[class];
+            if slab != NONE {
+                self.retire_slab(slab);
+                any = true;
+            }
+        }
+        any
+    }
+}
+
+impl<D: Driver> Drop for Heap<D> {
+    fn drop(&mut self) {
+        self.dismantle();
+    }
+}
+
+#[cfg(test)]
+mod tests;

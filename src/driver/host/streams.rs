@@ -1,0 +1,180 @@
+//! Streams and events in software.
+//!
+//! A stream is a count of pieces of work sent and done. A stream that nobody submitted work to has none
+//! outstanding, so every event is done at once: that is how host memory is used in earnest. Work may wait
+//! for another stream's event. Invariant: work of one stream completes in order.
+
+use hashbrown::HashMap;
+
+use crate::driver::{DriverError, Event, Result, Stream};
+
+/// CUDA's code for a call that a capture forbids (`CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`).
+const CAPTURING: i32 = 900;
+/// CUDA's code for an unknown event (`CUDA_ERROR_INVALID_HANDLE`).
+const INVALID_HANDLE: i32 = 400;
+
+/// A point in a stream's work: all of the first `upto` pieces.
+#[derive(Clone, Copy)]
+struct Point {
+    stream: Stream,
+    upto: u64,
+}
+
+#[derive(Default)]
+struct Line {
+    sent: u64,
+    done: u64,
+    capturing: bool,
+    /// Work after the first `after` pieces waits for the point.
+    waits: Vec<(u64, Point)>,
+}
+
+#[derive(Default)]
+pub(super) struct Streams {
+    lines: HashMap<Stream, Line>,
+    events: HashMap<u64, Point>,
+    last_event: u64,
+    pub(super) violations: u64,
+}
+
+impl Streams {
+    pub(super) fn submit(&mut self, stream: Stream) {
+        self.lines.entry(stream).or_default().sent += 1;
+    }
+
+    pub(super) fn outstanding(&self, stream: Stream) -> u64 {
+        self.lines.get(&stream).map_or(0, |line| line.sent - line.done)
+    }
+
+    pub(super) fn events(&self) -> usize {
+        self.events.len()
+    }
+
+    pub(super) fn complete(&mut self, stream: Stream, n: u64) -> u64 {
+        for completed in 0..n {
+            let Some(line) = self.lines.get(&stream) else { return completed };
+            let next = line.done;
+            let blocked = line.waits.iter().any(|&(after, point)| after <= next && !self.reached(point));
+            if next == line.sent || blocked {
+                return completed;
+            }
+            if let Some(line) = self.lines.get_mut(&stream) {
+                line.done += 1;
+                line.waits.retain(|&(after, _)| after > next);
+            }
+        }
+        n
+    }
+
+    pub(super) fn set_capturing(&mut self, stream: Stream, on: bool) {
+        self.lines.entry(stream).or_default().capturing = on;
+    }
+
+    pub(super) fn is_capturing(&self, stream: Stream) -> bool {
+        self.lines.get(&stream).is_some_and(|line| line.capturing)
+    }
+
+    fn reached(&self, point: Point) -> bool {
+        // An event on a stream without outstanding work is done only when what that stream waits for is.
+        self.lines.get(&point.stream).is_none_or(|line| {
+            line.done >= point.upto
+                && line.waits.iter().all(|&(after, other)| after > point.upto || self.reached(other))
+        })
+    }
+
+    fn forbidden<T>(&mut self, call: &'static str) -> Result<T> {
+        self.violations += 1;
+        Err(DriverError::Failed { call, code: CAPTURING })
+    }
+
+    fn point(&mut self, event: Event, call: &'static str) -> Result<Point> {
+        match self.events.get(&event.0).copied() {
+            Some(point) => Ok(point),
+            None => {
+                self.violations += 1;
+                Err(DriverError::Failed { call, code: INVALID_HANDLE })
+            }
+        }
+    }
+
+    fn any_capturing(&self) -> bool {
+        self.lines.values().any(|line| line.capturing)
+    }
+
+    pub(super) fn record(&mut self, stream: Stream) -> Result<Event> {
+        if self.is_capturing(stream) {
+            return self.forbidden("record_event");
+        }
+        let upto = self.lines.get(&stream).map_or(0, |line| line.sent);
+        self.last_event += 1;
+        self.events.insert(self.last_event, Point { stream, upto });
+        Ok(Event(self.last_event))
+    }
+
+    pub(super) fn query(&mut self, event: Event) -> Result<bool> {
+        let point = self.point(event, "query_event")?;
+        if self.is_capturing(point.stream) {
+            return self.forbidden("query_event");
+        }
+        Ok(self.reached(point))
+    }
+
+    pub(super) fn wait(&mut self, event: Event) -> Result<()> {
+        let point = self.point(event, "wait_event")?;
+        if self.is_capturing(point.stream) {
+            return self.forbidden("wait_event");
+        }
+        self.run_to(point);
+        Ok(())
+    }
+
+    pub(super) fn release(&mut self, event: Event) -> Result<()> {
+        self.point(event, "release_event")?;
+        self.events.remove(&event.0);
+        Ok(())
+    }
+
+    pub(super) fn stream_wait(&mut self, stream: Stream, event: Event) -> Result<()> {
+        let point = self.point(event, "stream_wait_event")?;
+        if self.is_capturing(stream) || self.is_capturing(point.stream) {
+            return self.forbidden("stream_wait_event");
+        }
+        if !self.reached(point) && point.stream != stream {
+            let line = self.lines.entry(stream).or_default();
+            line.waits.push((line.sent, point));
+        }
+        Ok(())
+    }
+
+    pub(super) fn synchronize(&mut self, stream: Stream) -> Result<()> {
+        if self.is_capturing(stream) {
+            return self.forbidden("synchronize_stream");
+        }
+        let upto = self.lines.get(&stream).map_or(0, |line| line.sent);
+        self.run_to(Point { stream, upto });
+        Ok(())
+    }
+
+    pub(super) fn synchronize_all(&mut self) -> Result<()> {
+        if self.any_capturing() {
+            return self.forbidden("synchronize_device");
+        }
+        for line in self.lines.values_mut() {
+            line.done = line.sent;
+            line.waits.clear();
+        }
+        Ok(())
+    }
+
+    /// Runs work until the point is reached, and the work of other streams that it waits for.
+    fn run_to(&mut self, point: Point) {
+        let Some(line) = self.lines.get_mut(&point.stream) else { return };
+        line.done = line.done.max(point.upto);
+        let (due, later) = std::mem::take(&mut line.waits).into_iter().partition(|w| w.0 <= point.upto);
+        line.waits = later;
+        let due: Vec<(u64, Point)> = due;
+        for (_, other) in due {
+            self.run_to(other);
+        }
+    }
+}

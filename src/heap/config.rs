@@ -1,0 +1,132 @@
+//! What a heap is told at its birth, and the words it speaks: tags, pool names, errors.
+//!
+//! It knows no mechanism.
+
+use std::fmt;
+
+use super::{Address, DriverError, Stream};
+
+/// 16 bytes that a caller attaches to a block; opaque to the heap, returned on free.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Tag(pub u64, pub u64);
+
+/// The name of a private pool (PyTorch's `MempoolId_t`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PoolId(pub u64, pub u64);
+
+/// How a heap behaves.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The device's number; only passed on to [`AddressSpace`](super::AddressSpace).
+    pub device: u32,
+    /// Alignment of every block and the smallest block size, in bytes: a power of two from 64 to 512.
+    pub minimum: u64,
+    /// Most bytes of physical memory that the heap may hold; none for the device's own limit.
+    pub limit: Option<u64>,
+    /// How far, in thousandths of the peak of active bytes, physical memory may grow before idle pages
+    /// are moved instead of new ones made. It buys freedom from moving memory in steady state.
+    pub slack: u32,
+    /// The same, when the idle pages could be taken only by making the host wait for a stream.
+    pub slack_before_wait: u32,
+    /// The largest single piece of physical memory, in bytes.
+    pub largest_handle: u64,
+    /// Bytes of addresses that one region of large segments spans; none for four times the device.
+    pub region: Option<u64>,
+}
+
+impl Config {
+    /// For the memory of a GPU: blocks of 512 bytes and more.
+    pub fn gpu() -> Self {
+        Config {
+            device: 0,
+            minimum: 512,
+            limit: None,
+            slack: 10,
+            slack_before_wait: 25,
+            largest_handle: 32 << 20,
+            region: None,
+        }
+    }
+
+    /// For host memory: blocks of 64 bytes and more.
+    pub fn host() -> Self {
+        Config { minimum: 64, ..Self::gpu() }
+    }
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self::gpu()
+    }
+}
+
+/// Why the heap did not do what it was asked. Nothing has changed then.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HeapError {
+    /// Nothing that could be given up was left to give up. All in bytes.
+    OutOfMemory {
+        requested: u64,
+        /// In blocks handed out.
+        allocated: u64,
+        /// Mapped by this heap.
+        reserved: u64,
+        /// Reserved by private pools.
+        in_pools: u64,
+        /// Free on the device.
+        free: u64,
+        /// Of the device.
+        total: u64,
+        /// The heap's own limit, if it has one.
+        limit: Option<u64>,
+    },
+    /// The address is not the start of a block that is handed out: foreign, freed before, or inside one.
+    NotOurs { address: Address },
+    /// The driver failed, other than for lack of memory.
+    Driver(DriverError),
+    /// The pool is not known, or is being recorded to already.
+    Pool { id: PoolId, why: &'static str },
+    /// The configuration makes no sense.
+    Config(&'static str),
+}
+
+impl fmt::Display for HeapError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            HeapError::OutOfMemory { requested, allocated, reserved, in_pools, free, total, limit } => {
+                write!(
+                    f,
+                    "out of memory: tried to allocate {requested} bytes; {allocated} allocated, \
+                     {reserved} reserved ({in_pools} in private pools), {free} of {total} free on the device"
+                )?;
+                match limit {
+                    Some(limit) => write!(f, ", limit {limit}"),
+                    None => Ok(()),
+                }
+            }
+            HeapError::NotOurs { address } => write!(f, "{address:#x} is not a block of this heap"),
+            HeapError::Driver(error) => write!(f, "{error}"),
+            HeapError::Pool { id, why } => write!(f, "pool ({}, {}): {why}", id.0, id.1),
+            HeapError::Config(why) => write!(f, "{why}"),
+        }
+    }
+}
+
+impl std::error::Error for HeapError {}
+
+impl From<DriverError> for HeapError {
+    fn from(error: DriverError) -> Self {
+        HeapError::Driver(error)
+    }
+}
+
+/// What [`Heap::free`](super::Heap::free) tells about the block that was freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Freed {
+    /// Bytes asked for.
+    pub requested: u64,
+    /// Bytes of the block.
+    pub size: u64,
+    /// The stream that it was allocated on.
+    pub stream: Stream,
+    pub tag: Tag,
+}

@@ -1,0 +1,207 @@
+//! Pressure: what is tried, in order, before a request is refused.
+//!
+//! ```text
+//! finished events ─▶ idle pages (moved), new pages ─▶ other streams' caches ─▶ released pools,
+//! a wait for the device ─▶ everything idle given back ─▶ out of memory
+//! ```
+//!
+//! It knows the order, not the mechanisms. Invariant: a refusal leaves the heap as usable as before.
+
+use super::block::{Id, NONE};
+use super::grow::Shortage;
+use super::stats::SMALL;
+use super::{
+    Address, Driver, FITTED_MIN, GRAIN, Heap, HeapError, LARGE, RUN, SLAB_ALIGN, SMALL_MAX, Stream, Tag,
+};
+
+impl<D: Driver> Heap<D> {
+    /// A small request for which there is no slab with a free slot.
+    #[cold]
+    pub(super) fn malloc_slot_slow(
+        &mut self,
+        lane: usize,
+        class: usize,
+        requested: u64,
+        tag: Tag,
+    ) -> Result<Address, HeapError> {
+        if let Some(slab) = self.make_slab(lane, class) {
+            return Ok(self.take_slot(slab, requested, tag));
+        }
+        self.process_events();
+        self.retire_empty_slabs(lane);
+        let ready = self.lanes[lane].arenas[SMALL].slabs[class];
+        if ready != NONE {
+            return Ok(self.take_slot(ready, requested, tag));
+        }
+        if let Some(slab) = self.make_slab(lane, class) {
+            return Ok(self.take_slot(slab, requested, tag));
+        }
+        match self.grow((lane * 2 + SMALL) as u16, RUN + SLAB_ALIGN - GRAIN) {
+            Ok(()) => {}
+            // One slot is less than a slab: it may still be found.
+            Err(Shortage::Memory) => return self.malloc_block_slow(lane, FITTED_MIN, requested, tag),
+            Err(Shortage::Driver(error)) => return Err(error.into()),
+        }
+        match self.make_slab(lane, class) {
+            Some(slab) => Ok(self.take_slot(slab, requested, tag)),
+            None => self.malloc_block_slow(lane, FITTED_MIN, requested, tag),
+        }
+    }
+
+    /// A request that fits into no free range of its arena.
+    #[cold]
+    pub(super) fn malloc_block_slow(
+        &mut self,
+        lane: usize,
+        size: u64,
+        requested: u64,
+        tag: Tag,
+    ) -> Result<Address, HeapError> {
+        let kind = if size <= SMALL_MAX { SMALL } else { LARGE };
+        if size > self.total || self.config.limit.is_some_and(|limit| size > limit) {
+            return Err(self.out_of_memory(requested));
+        }
+        self.process_events();
+        if kind == SMALL {
+            self.retire_empty_slabs(lane);
+        }
+        let found = match self.fitting(lane, kind, size) {
+            Some(id) => Some(id),
+            None => self.grown(lane, kind, size)?,
+        };
+        if let Some(id) = found {
+            return Ok(self.hand_out(id, size, requested, tag));
+        }
+        self.stats.num_alloc_retries += 1;
+        if let Some(id) = self.lend(lane, kind, size) {
+            return Ok(self.hand_out_lent(id, lane, size, requested, tag));
+        }
+        if let Some(id) = self.after_waiting(lane, kind, size)? {
+            return Ok(self.hand_out(id, size, requested, tag));
+        }
+        if let Some(id) = self.lend(lane, kind, size) {
+            return Ok(self.hand_out_lent(id, lane, size, requested, tag));
+        }
+        Err(self.out_of_memory(requested))
+    }
+
+    fn fitting(&self, lane: usize, kind: usize, size: u64) -> Option<Id> {
+        self.lanes[lane].arenas[kind].bins.best(&self.blocks, size)
+    }
+
+    /// Grows the arena; none if there is no memory.
+    fn grown(&mut self, lane: usize, kind: usize, size: u64) -> Result<Option<Id>, HeapError> {
+        match self.grow((lane * 2 + kind) as u16, size) {
+            Ok(()) => Ok(self.fitting(lane, kind, size)),
+            Err(Shortage::Memory) => Ok(None),
+            Err(Shortage::Driver(error)) => Err(error.into()),
+        }
+    }
+
+    /// Waits for everything, so that all idle memory may be moved or given back, and tries again.
+    fn after_waiting(&mut self, lane: usize, kind: usize, size: u64) -> Result<Option<Id>, HeapError> {
+        self.wait_events();
+        self.wait_device();
+        self.retire_all_empty_slabs();
+        if let Some(id) = self.fitting(lane, kind, size) {
+            return Ok(Some(id));
+        }
+        if let Some(id) = self.grown(lane, kind, size)? {
+            return Ok(Some(id));
+        }
+        // Pieces that are too large for the gap, or plain segments of other sizes: start afresh.
+        self.give_back();
+        self.sweep_pools();
+        self.grown(lane, kind, size)
+    }
+
+    fn retire_all_empty_slabs(&mut self) {
+        for lane in 0..self.lanes.len() {
+            self.retire_empty_slabs(lane);
+        }
+    }
+
+    /// A free range of another stream, which the lane's stream has been made to wait for.
+    fn lend(&mut self, lane: usize, kind: usize, size: u64) -> Option<Id> {
+        if self.capturing() || self.lanes[lane].pool != 0 {
+            return None;
+        }
+        for other in 0..self.lanes.len() {
+            if other == lane || !self.lanes[other].in_use || self.lanes[other].pool != 0 {
+                continue;
+            }
+            if let Some(id) = self.fitting(other, kind, size)
+                && self.follow(self.lanes[lane].stream, other, id)
+            {
+                return Some(id);
+            }
+        }
+        None
+    }
+
+    /// Makes `stream` wait for the work that may still use a free range; false if it cannot.
+    fn follow(&mut self, stream: Stream, owner: usize, id: Id) -> bool {
+        if self.blocks[id].word <= self.lanes[owner].marks.quiet {
+            return true;
+        }
+        self.stats.work.events_recorded += 1;
+        let Ok(event) = self.driver.record_event(self.lanes[owner].stream) else { return false };
+        self.stats.work.stream_waits += 1;
+        let waits = self.driver.stream_wait_event(stream, event).is_ok();
+        let _leaked_on_error = self.driver.release_event(event);
+        waits
+    }
+
+    fn hand_out_lent(&mut self, id: Id, lane: usize, size: u64, requested: u64, tag: Tag) -> Address {
+        let at = self.hand_out(id, size, requested, tag);
+        let uses = self.pending.new_uses();
+        self.pending.uses_mut(uses).lent_to = Some(self.lanes[lane].stream);
+        self.blocks[id].b = uses;
+        self.stats.work.lent += 1;
+        at
+    }
+
+    #[cold]
+    pub(super) fn out_of_memory(&mut self, requested: u64) -> HeapError {
+        self.stats.num_ooms += 1;
+        let info = self.driver.memory_info().unwrap_or_default();
+        HeapError::OutOfMemory {
+            requested,
+            allocated: self.stats.allocated_bytes.now(),
+            reserved: self.stats.reserved_bytes.now(),
+            in_pools: self.reserved_in_pools(),
+            free: info.free,
+            total: info.total,
+            limit: self.config.limit,
+        }
+    }
+
+    fn reserved_in_pools(&self) -> u64 {
+        let private = self.lanes.iter().filter(|lane| lane.in_use && lane.pool != 0);
+        let segments = private.flat_map(|lane| &lane.arenas).flat_map(|arena| &arena.segments);
+        segments.map(|&segment| self.space.segments[segment as usize].mapped).sum()
+    }
+
+    /// Gives all idle memory back to the device (`empty_cache`), after waiting for the streams that may
+    /// still use it. Returns the bytes given back. During a capture nothing is given back.
+    pub fn trim(&mut self) -> u64 {
+        if self.capturing() {
+            return 0;
+        }
+        self.wait_events();
+        self.retire_all_empty_slabs();
+        let mut loud = false;
+        for lane in 0..self.lanes.len() {
+            if self.may_take_from(lane) {
+                loud |= self.lanes[lane].loud;
+                self.hush(lane);
+            }
+        }
+        if loud {
+            self.wait_device();
+        }
+        let bytes = self.give_back();
+        self.sweep_pools();
+        bytes
+    }
+}

@@ -1,0 +1,239 @@
+//! Slabs: runs of 64 KiB cut into equal slots, with one bit per slot.
+//!
+//! A slab is one block of an arena's segment (state `Slab`); small requests take and give back slots
+//! without touching the segment. It knows slots, no streams and no pages. Invariants: a bit is set exactly
+//! when its slot is free; a slab is in its class's list exactly when it has a free slot.
+
+use super::block::{Id, NONE};
+use super::{Address, Tag};
+
+/// The size of a slab, in bytes.
+pub(super) const RUN: u64 = 64 << 10;
+const WORDS: usize = 16;
+
+/// An index into [`Slabs`].
+pub(super) type SlabId = u32;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SlotState {
+    Free,
+    Live,
+    Pending,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Slot {
+    pub tag: Tag,
+    /// The record of other streams' uses.
+    pub uses: Id,
+    pub requested: u16,
+    pub state: SlotState,
+}
+
+const FREE_SLOT: Slot = Slot { tag: Tag(0, 0), uses: NONE, requested: 0, state: SlotState::Free };
+
+pub(super) struct Slab {
+    pub base: Address,
+    pub size: u32,
+    /// 2^32 ÷ size, rounded up: division by multiplication, exact for offsets below 2^16.
+    inverse: u32,
+    pub slots: u16,
+    pub free: u16,
+    pub arena: u16,
+    pub class: u16,
+    /// The block that the slab is.
+    pub block: Id,
+    pub prev: SlabId,
+    pub next: SlabId,
+    /// The first word that may have a set bit.
+    hint: u8,
+    /// False for a record that waits to be used again.
+    pub exists: bool,
+    bits: [u64; WORDS],
+    pub meta: Vec<Slot>,
+}
+
+impl Slab {
+    /// Takes the lowest free slot; the slab must have one.
+    #[inline]
+    pub(super) fn take(&mut self) -> usize {
+        let mut word = self.hint as usize;
+        while self.bits[word] == 0 {
+            word += 1;
+        }
+        self.hint = word as u8;
+        let bit = self.bits[word].trailing_zeros() as usize;
+        self.bits[word] &= self.bits[word] - 1;
+        self.free -= 1;
+        word * 64 + bit
+    }
+
+    #[inline]
+    pub(super) fn give(&mut self, slot: usize) {
+        self.bits[slot / 64] |= 1 << (slot % 64);
+        self.hint = self.hint.min((slot / 64) as u8);
+        self.free += 1;
+    }
+
+    /// The slot that an address lies in; none in the run's unused tail.
+    #[inline]
+    pub(super) fn slot_of(&self, at: Address) -> Option<usize> {
+        let slot = (((at - self.base) * u64::from(self.inverse)) >> 32) as usize;
+        (slot < self.slots as usize).then_some(slot)
+    }
+
+    #[inline]
+    pub(super) fn address(&self, slot: usize) -> Address {
+        self.base + slot as u64 * u64::from(self.size)
+    }
+
+    pub(super) fn is_free(&self, slot: usize) -> bool {
+        self.bits[slot / 64] & (1 << (slot % 64)) != 0
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.free == self.slots
+    }
+}
+
+/// All slabs of a heap, and the lists of those with free slots.
+pub(super) struct Slabs {
+    records: Vec<Slab>,
+    vacant: SlabId,
+}
+
+impl std::ops::Index<SlabId> for Slabs {
+    type Output = Slab;
+    #[inline]
+    fn index(&self, id: SlabId) -> &Slab {
+        &self.records[id as usize]
+    }
+}
+
+impl std::ops::IndexMut<SlabId> for Slabs {
+    #[inline]
+    fn index_mut(&mut self, id: SlabId) -> &mut Slab {
+        &mut self.records[id as usize]
+    }
+}
+
+impl Slabs {
+    pub(super) fn new() -> Self {
+        Slabs { records: Vec::new(), vacant: NONE }
+    }
+
+    /// A slab over the block at `base`; it is in no list yet. Records and their slots are used again.
+    pub(super) fn create(&mut self, base: Address, block: Id, size: u64, arena: u16, class: usize) -> SlabId {
+        let slots = (RUN / size) as u16;
+        let (id, mut meta) = match self.vacant {
+            NONE => (self.records.len() as SlabId, Vec::new()),
+            id => {
+                self.vacant = self[id].next;
+                (id, std::mem::take(&mut self[id].meta))
+            }
+        };
+        meta.clear();
+        meta.resize(slots as usize, FREE_SLOT);
+        let mut bits = [0; WORDS];
+        for (word, bits) in bits.iter_mut().enumerate() {
+            let rest = usize::from(slots).saturating_sub(word * 64);
+            *bits = if rest >= 64 { u64::MAX } else { (1 << rest) - 1 };
+        }
+        let slab = Slab {
+            base,
+            size: size as u32,
+            inverse: (1u64 << 32).div_ceil(size) as u32,
+            slots,
+            free: slots,
+            arena,
+            class: class as u16,
+            block,
+            prev: NONE,
+            next: NONE,
+            hint: 0,
+            exists: true,
+            bits,
+            meta,
+        };
+        if id as usize == self.records.len() {
+            self.records.push(slab);
+        } else {
+            self[id] = slab;
+        }
+        id
+    }
+
+    /// Gives an empty slab's record back; it must be in no list.
+    pub(super) fn retire(&mut self, id: SlabId) {
+        let next = self.vacant;
+        let slab = &mut self[id];
+        slab.exists = false;
+        slab.next = next;
+        self.vacant = id;
+    }
+
+    #[inline]
+    pub(super) fn link(&mut self, head: &mut SlabId, id: SlabId) {
+        let next = std::mem::replace(head, id);
+        self[id].prev = NONE;
+        self[id].next = next;
+        if next != NONE {
+            self[next].prev = id;
+        }
+    }
+
+    #[inline]
+    pub(super) fn unlink(&mut self, head: &mut SlabId, id: SlabId) {
+        let (prev, next) = (self[id].prev, self[id].next);
+        if next != NONE {
+            self[next].prev = prev;
+        }
+        if prev != NONE {
+            self[prev].next = next;
+        } else {
+            *head = next;
+        }
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (SlabId, &Slab)> {
+        self.records.iter().enumerate().filter(|(_, slab)| slab.exists).map(|(id, slab)| (id as SlabId, slab))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::heap::size_class::Classes;
+
+    #[test]
+    fn every_slot_is_taken_once_and_found_again() {
+        for minimum in [64, 512] {
+            let classes = Classes::new(minimum);
+            for class in 0..classes.count() {
+                let mut slabs = Slabs::new();
+                let id = slabs.create(1 << 40, 0, classes.size(class), 0, class);
+                let slab = &mut slabs[id];
+                for expected in 0..slab.slots as usize {
+                    assert_eq!(slab.take(), expected);
+                    let at = slab.address(expected);
+                    assert_eq!(slab.slot_of(at), Some(expected));
+                    assert_eq!(slab.slot_of(at + u64::from(slab.size) - 1), Some(expected));
+                }
+                assert_eq!(slab.free, 0);
+                assert!(u64::from(slab.slots) * u64::from(slab.size) <= RUN);
+                slab.give(3);
+                assert!(slab.is_free(3) && !slab.is_free(2));
+                assert_eq!(slab.take(), 3);
+            }
+        }
+    }
+
+    #[test]
+    fn a_run_wastes_little_of_its_tail() {
+        let classes = Classes::new(512);
+        for class in 0..classes.count() {
+            let tail = RUN % classes.size(class);
+            assert!(tail * 10 < RUN, "class of {} leaves {tail}", classes.size(class));
+        }
+    }
+}

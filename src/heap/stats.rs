@@ -1,0 +1,320 @@
+//! Statistics, with exactly the meaning that PyTorch's `torch.cuda.memory_stats()` gives them.
+//!
+//! *allocated* counts blocks until they are freed, *active* and *requested* until no stream can use them
+//! any more, *reserved* is mapped memory. Sizes are in bytes. As for PyTorch's expandable segments,
+//! `inactive_split` stays 0 where memory is mapped: whole free pages there can always be given back; it
+//! counts free parts of plain segments. It knows numbers only. Invariants: peaks are never below the
+//! present value; `current = allocated - freed` since the last reset's present value.
+
+/// Index into the per-pool arrays: requests of at most 1 MiB.
+pub(super) const SMALL: usize = 0;
+/// Index into the per-pool arrays: larger requests.
+pub(super) const LARGE: usize = 1;
+
+/// One statistic.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stat {
+    pub current: u64,
+    pub peak: u64,
+    /// Sum of all increases since the last reset.
+    pub allocated: u64,
+    /// Sum of all decreases since the last reset.
+    pub freed: u64,
+}
+
+/// One statistic of the whole heap and of its two parts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Split {
+    pub all: Stat,
+    /// Requests of at most 1 MiB.
+    pub small_pool: Stat,
+    pub large_pool: Stat,
+}
+
+/// A running statistic. What can be derived is not kept: this is on the path of every malloc.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Gauge {
+    now: [u64; 2],
+    peak: [u64; 3],
+    freed: [u64; 2],
+    base: [u64; 2],
+}
+
+impl Gauge {
+    #[inline]
+    pub(super) fn add(&mut self, part: usize, n: u64) {
+        self.now[part] += n;
+        self.peak[part] = self.peak[part].max(self.now[part]);
+        self.peak[2] = self.peak[2].max(self.now[0] + self.now[1]);
+    }
+
+    #[inline]
+    pub(super) fn sub(&mut self, part: usize, n: u64) {
+        self.now[part] -= n;
+        self.freed[part] += n;
+    }
+
+    #[inline]
+    pub(super) fn now(&self) -> u64 {
+        self.now[0] + self.now[1]
+    }
+
+    pub(super) fn part(&self, part: usize) -> u64 {
+        self.now[part]
+    }
+
+    pub(super) fn peak(&self) -> u64 {
+        self.peak[2]
+    }
+
+    fn reset_peak(&mut self) {
+        self.peak = [self.now[0], self.now[1], self.now()];
+    }
+
+    fn reset_accumulated(&mut self) {
+        self.base = self.now;
+        self.freed = [0; 2];
+    }
+
+    fn split(&self) -> Split {
+        let part = |part: usize| Stat {
+            current: self.now[part],
+            peak: self.peak[part],
+            allocated: self.now[part] + self.freed[part] - self.base[part],
+            freed: self.freed[part],
+        };
+        let (small_pool, large_pool) = (part(SMALL), part(LARGE));
+        let all = Stat {
+            current: self.now(),
+            peak: self.peak[2],
+            allocated: small_pool.allocated + large_pool.allocated,
+            freed: small_pool.freed + large_pool.freed,
+        };
+        Split { all, small_pool, large_pool }
+    }
+}
+
+/// What the heap asked of the driver, and what it did to avoid asking.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DriverWork {
+    pub reserves: u64,
+    pub creates: u64,
+    pub destroys: u64,
+    pub maps: u64,
+    pub unmaps: u64,
+    pub events_recorded: u64,
+    pub events_queried: u64,
+    pub stream_waits: u64,
+    /// Waits of the host for a stream.
+    pub host_waits: u64,
+    /// Handles that were moved from a hole to where memory was needed.
+    pub stitched: u64,
+    /// Bytes of those handles.
+    pub stitched_bytes: u64,
+    /// Blocks served from another stream's cache.
+    pub lent: u64,
+}
+
+impl DriverWork {
+    /// Calls that make, move or give back memory: the expensive ones.
+    pub fn memory_calls(&self) -> u64 {
+        self.reserves + self.creates + self.destroys + self.maps + self.unmaps
+    }
+}
+
+/// The running statistics of a heap.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Ledgers {
+    pub allocation: Gauge,
+    pub allocated_bytes: Gauge,
+    pub active: Gauge,
+    pub active_bytes: Gauge,
+    pub requested_bytes: Gauge,
+    pub segment: Gauge,
+    pub reserved_bytes: Gauge,
+    pub inactive_split: Gauge,
+    pub inactive_split_bytes: Gauge,
+    pub num_alloc_retries: u64,
+    pub num_ooms: u64,
+    pub num_sync_all_streams: u64,
+    pub work: DriverWork,
+}
+
+impl Ledgers {
+    /// A block was handed out.
+    #[inline]
+    pub(super) fn handed_out(&mut self, part: usize, size: u64, requested: u64) {
+        self.allocation.add(part, 1);
+        self.allocated_bytes.add(part, size);
+        self.active.add(part, 1);
+        self.active_bytes.add(part, size);
+        self.requested_bytes.add(part, requested);
+    }
+
+    /// A block was freed by its user.
+    #[inline]
+    pub(super) fn freed(&mut self, part: usize, size: u64) {
+        self.allocation.sub(part, 1);
+        self.allocated_bytes.sub(part, size);
+    }
+
+    /// A freed block can be used again.
+    #[inline]
+    pub(super) fn settled(&mut self, part: usize, size: u64, requested: u64) {
+        self.active.sub(part, 1);
+        self.active_bytes.sub(part, size);
+        self.requested_bytes.sub(part, requested);
+    }
+
+    fn gauges(&mut self) -> [&mut Gauge; 9] {
+        [
+            &mut self.allocation,
+            &mut self.allocated_bytes,
+            &mut self.active,
+            &mut self.active_bytes,
+            &mut self.requested_bytes,
+            &mut self.segment,
+            &mut self.reserved_bytes,
+            &mut self.inactive_split,
+            &mut self.inactive_split_bytes,
+        ]
+    }
+
+    pub(super) fn reset_peak(&mut self) {
+        self.gauges().into_iter().for_each(Gauge::reset_peak);
+    }
+
+    pub(super) fn reset_accumulated(&mut self) {
+        self.gauges().into_iter().for_each(Gauge::reset_accumulated);
+        self.num_alloc_retries = 0;
+        self.num_ooms = 0;
+    }
+
+    pub(super) fn snapshot(&self) -> Stats {
+        Stats {
+            allocation: self.allocation.split(),
+            segment: self.segment.split(),
+            active: self.active.split(),
+            inactive_split: self.inactive_split.split(),
+            allocated_bytes: self.allocated_bytes.split(),
+            reserved_bytes: self.reserved_bytes.split(),
+            active_bytes: self.active_bytes.split(),
+            inactive_split_bytes: self.inactive_split_bytes.split(),
+            requested_bytes: self.requested_bytes.split(),
+            num_alloc_retries: self.num_alloc_retries,
+            num_ooms: self.num_ooms,
+            num_sync_all_streams: self.num_sync_all_streams,
+            work: self.work,
+        }
+    }
+}
+
+/// The statistics of a heap at one moment: every key of `torch.cuda.memory_stats()`, and our own count
+/// of the driver's work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    pub allocation: Split,
+    pub segment: Split,
+    pub active: Split,
+    pub inactive_split: Split,
+    pub allocated_bytes: Split,
+    pub reserved_bytes: Split,
+    pub active_bytes: Split,
+    pub inactive_split_bytes: Split,
+    pub requested_bytes: Split,
+    /// Mallocs that had to flush caches and try again.
+    pub num_alloc_retries: u64,
+    pub num_ooms: u64,
+    pub num_sync_all_streams: u64,
+    pub work: DriverWork,
+}
+
+impl Stats {
+    /// Calls `f` with every key of `torch.cuda.memory_stats()` (`max_split_size` is -1: unlimited), then
+    /// with ours, which begin with `strandline.`.
+    pub fn for_each(&self, mut f: impl FnMut(&str, i64)) {
+        let groups = [
+            ("allocation", &self.allocation),
+            ("segment", &self.segment),
+            ("active", &self.active),
+            ("inactive_split", &self.inactive_split),
+            ("allocated_bytes", &self.allocated_bytes),
+            ("reserved_bytes", &self.reserved_bytes),
+            ("active_bytes", &self.active_bytes),
+            ("inactive_split_bytes", &self.inactive_split_bytes),
+            ("requested_bytes", &self.requested_bytes),
+        ];
+        let mut stat = |name: &str, stat: &Stat| {
+            f(&format!("{name}.current"), stat.current as i64);
+            f(&format!("{name}.peak"), stat.peak as i64);
+            f(&format!("{name}.allocated"), stat.allocated as i64);
+            f(&format!("{name}.freed"), stat.freed as i64);
+        };
+        for (name, split) in groups {
+            stat(&format!("{name}.all"), &split.all);
+            stat(&format!("{name}.small_pool"), &split.small_pool);
+            stat(&format!("{name}.large_pool"), &split.large_pool);
+        }
+        stat("oversize_allocations", &Stat::default());
+        stat("oversize_segments", &Stat::default());
+        let work = &self.work;
+        for (name, value) in [
+            ("num_alloc_retries", self.num_alloc_retries as i64),
+            ("num_ooms", self.num_ooms as i64),
+            ("num_sync_all_streams", self.num_sync_all_streams as i64),
+            ("num_device_alloc", work.creates as i64),
+            ("num_device_free", work.destroys as i64),
+            ("max_split_size", -1),
+            ("strandline.maps", work.maps as i64),
+            ("strandline.unmaps", work.unmaps as i64),
+            ("strandline.stitched", work.stitched as i64),
+            ("strandline.stitched_bytes", work.stitched_bytes as i64),
+            ("strandline.lent", work.lent as i64),
+            ("strandline.host_waits", work.host_waits as i64),
+            ("strandline.stream_waits", work.stream_waits as i64),
+            ("strandline.events_recorded", work.events_recorded as i64),
+            ("strandline.events_queried", work.events_queried as i64),
+        ] {
+            f(name, value);
+        }
+    }
+
+    /// The same as a list.
+    pub fn flat(&self) -> Vec<(String, i64)> {
+        let mut keys = Vec::with_capacity(140);
+        self.for_each(|name, value| keys.push((name.to_owned(), value)));
+        keys
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gauge_keeps_peaks_and_sums() {
+        let mut gauge = Gauge::default();
+        gauge.add(SMALL, 5);
+        gauge.add(LARGE, 7);
+        gauge.sub(SMALL, 5);
+        gauge.add(LARGE, 1);
+        let split = gauge.split();
+        assert_eq!(split.all, Stat { current: 8, peak: 12, allocated: 13, freed: 5 });
+        assert_eq!(split.small_pool, Stat { current: 0, peak: 5, allocated: 5, freed: 5 });
+        gauge.reset_peak();
+        gauge.reset_accumulated();
+        assert_eq!(gauge.split().all, Stat { current: 8, peak: 8, allocated: 0, freed: 0 });
+        gauge.sub(LARGE, 8);
+        assert_eq!(gauge.split().all, Stat { current: 0, peak: 8, allocated: 0, freed: 8 });
+    }
+
+    #[test]
+    fn every_key_of_torch_is_there_once() {
+        let mut names: Vec<String> = Stats::default().flat().into_iter().map(|(name, _)| name).collect();
+        let torch = names.iter().filter(|name| !name.starts_with("strandline.")).count();
+        assert_eq!(torch, 108 + 8 + 6);
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), Stats::default().flat().len());
+    }
+}

@@ -1,0 +1,297 @@
+//! Streams: which other streams use a block, frees that wait for them, and when a range is quiet.
+//!
+//! A block freed on its own stream is free at once, because later work of that stream comes later. A block
+//! that other streams use (`record_stream`, or a block lent to another stream) is *pending* until their
+//! events are done. Moving a page is no work of any stream, so a page may be moved only when the stream's
+//! work before the last free in it is done: it is *quiet*. That is known from *marks*: events recorded
+//! now and then, each with the heap's clock at that moment; a free with an older clock is covered.
+//!
+//! It knows no pages. Invariant: an event is released exactly once, after it was seen done or waited for.
+
+use std::collections::VecDeque;
+
+use super::block::{Id, NONE};
+use super::{Driver, DriverError, Event, Heap, Stream};
+
+/// What is handed out: a fitted block, or a slot of a slab.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Handed {
+    Block(Id),
+    Slot(u32, u16),
+}
+
+/// The streams that use one block besides its arena's.
+#[derive(Default)]
+pub(super) struct Uses {
+    pub streams: Vec<Stream>,
+    /// The stream that the block was handed to, if it is not its arena's.
+    pub lent_to: Option<Stream>,
+    /// Events that are not yet done.
+    waiting: u32,
+}
+
+#[derive(Default)]
+pub(super) struct Pending {
+    records: Vec<Uses>,
+    vacant: Vec<Id>,
+    /// Per stream, in the order of recording: a stream's events are done in order.
+    queues: Vec<(Stream, VecDeque<(Event, Handed)>)>,
+    /// Freed while no event could be recorded (a capture, or a driver that failed).
+    pub deferred: Vec<Handed>,
+    /// Blocks that are pending, deferred ones included.
+    pub blocks: usize,
+}
+
+impl Pending {
+    pub(super) fn new_uses(&mut self) -> Id {
+        if let Some(id) = self.vacant.pop() {
+            return id;
+        }
+        self.records.push(Uses::default());
+        (self.records.len() - 1) as Id
+    }
+
+    pub(super) fn uses(&self, id: Id) -> Option<&Uses> {
+        if id == NONE { None } else { self.records.get(id as usize) }
+    }
+
+    pub(super) fn uses_mut(&mut self, id: Id) -> &mut Uses {
+        &mut self.records[id as usize]
+    }
+
+    pub(super) fn drop_uses(&mut self, id: Id) {
+        if id != NONE {
+            let uses = &mut self.records[id as usize];
+            uses.streams.clear();
+            (uses.lent_to, uses.waiting) = (None, 0);
+            self.vacant.push(id);
+        }
+    }
+
+    fn queue(&mut self, stream: Stream) -> &mut VecDeque<(Event, Handed)> {
+        let index = match self.queues.iter().position(|(other, _)| *other == stream) {
+            Some(index) => index,
+            None => {
+                self.queues.push((stream, VecDeque::new()));
+                self.queues.len() - 1
+            }
+        };
+        &mut self.queues[index].1
+    }
+}
+
+/// Events of one stream with the heap's clock at their recording.
+#[derive(Default)]
+pub(super) struct Marks {
+    recorded: VecDeque<(u64, Event)>,
+    /// Frees up to this clock are covered by work that is done.
+    pub quiet: u64,
+}
+
+impl<D: Driver> Heap<D> {
+    /// Whether a capture is, or may be, under way: then no event may be recorded or queried.
+    pub(super) fn capturing(&self) -> bool {
+        self.pools.capturing()
+    }
+
+    pub(super) fn uses_of(&self, handed: Handed) -> Id {
+        match handed {
+            Handed::Block(id) => self.blocks[id].b,
+            Handed::Slot(slab, slot) => self.slabs[slab].meta[slot as usize].uses,
+        }
+    }
+
+    /// Starts the wait of a freed block for the streams that use it.
+    pub(super) fn begin_wait(&mut self, handed: Handed) {
+        self.pending.blocks += 1;
+        if self.capturing() || self.record_uses(handed).is_err() {
+            self.pending.deferred.push(handed);
+        }
+    }
+
+    /// Records one event per stream that uses the block. On failure none is left behind.
+    fn record_uses(&mut self, handed: Handed) -> Result<(), DriverError> {
+        let id = self.uses_of(handed);
+        let uses = self.pending.uses_mut(id);
+        let streams = std::mem::take(&mut uses.streams);
+        let lent_to = uses.lent_to;
+        let mut events: Vec<(Stream, Event)> = Vec::with_capacity(streams.len() + 1);
+        let mut failure = None;
+        for stream in streams.iter().copied().chain(lent_to) {
+            self.stats.work.events_recorded += 1;
+            match self.driver.record_event(stream) {
+                Ok(event) => events.push((stream, event)),
+                Err(error) => {
+                    failure = Some(error);
+                    break;
+                }
+            }
+        }
+        let uses = self.pending.uses_mut(id);
+        uses.streams = streams;
+        if let Some(error) = failure {
+            for (_, event) in events {
+                self.release_event(event);
+            }
+            return Err(error);
+        }
+        uses.waiting = events.len() as u32;
+        for (stream, event) in events {
+            self.pending.queue(stream).push_back((event, handed));
+        }
+        Ok(())
+    }
+
+    /// Gives back an event; a driver that cannot take it back leaves us nothing to do.
+    fn release_event(&self, event: Event) {
+        let _leaked_on_error = self.driver.release_event(event);
+    }
+
+    /// Lets every pending block go whose streams are done. Queries nothing during a capture.
+    pub(super) fn process_events(&mut self) {
+        if self.pending.blocks == 0 || self.capturing() {
+            return;
+        }
+        self.retry_deferred();
+        for index in 0..self.pending.queues.len() {
+            while let Some(&(event, handed)) = self.pending.queues[index].1.front() {
+                self.stats.work.events_queried += 1;
+                if !matches!(self.driver.query_event(event), Ok(true)) {
+                    break;
+                }
+                self.pending.queues[index].1.pop_front();
+                self.event_done(event, handed);
+            }
+        }
+    }
+
+    fn retry_deferred(&mut self) {
+        if !self.pending.deferred.is_empty() {
+            for handed in std::mem::take(&mut self.pending.deferred) {
+                if self.record_uses(handed).is_err() {
+                    self.pending.deferred.push(handed);
+                }
+            }
+        }
+    }
+
+    fn event_done(&mut self, event: Event, handed: Handed) {
+        self.release_event(event);
+        let id = self.uses_of(handed);
+        let uses = self.pending.uses_mut(id);
+        uses.waiting -= 1;
+        if uses.waiting == 0 {
+            self.pending.drop_uses(id);
+            self.pending.blocks -= 1;
+            self.settle(handed);
+        }
+    }
+
+    /// Waits on the host for every pending block. During a capture nothing happens.
+    pub(super) fn wait_events(&mut self) {
+        if self.pending.blocks == 0 || self.capturing() {
+            return;
+        }
+        self.stats.num_sync_all_streams += 1;
+        self.retry_deferred();
+        for index in 0..self.pending.queues.len() {
+            while let Some(&(event, handed)) = self.pending.queues[index].1.front() {
+                self.stats.work.host_waits += 1;
+                if self.driver.wait_event(event).is_err() {
+                    break;
+                }
+                self.pending.queues[index].1.pop_front();
+                self.event_done(event, handed);
+            }
+        }
+    }
+
+    /// Records a mark on a lane if something was freed since the last one. During a capture, or where
+    /// the driver fails, nothing happens; the lane then just stays unquiet.
+    pub(super) fn mark(&mut self, lane: usize) {
+        let clock = self.clock;
+        let marks = &self.lanes[lane].marks;
+        let newest = marks.recorded.back().map_or(marks.quiet, |mark| mark.0);
+        if self.capturing() || newest >= self.lanes[lane].last_free || marks.recorded.len() >= 8 {
+            return;
+        }
+        self.stats.work.events_recorded += 1;
+        if let Ok(event) = self.driver.record_event(self.lanes[lane].stream) {
+            self.lanes[lane].marks.recorded.push_back((clock, event));
+        }
+    }
+
+    /// Finds out how far a lane is quiet.
+    pub(super) fn look(&mut self, lane: usize) {
+        if self.capturing() {
+            return;
+        }
+        while let Some(&(clock, event)) = self.lanes[lane].marks.recorded.front() {
+            self.stats.work.events_queried += 1;
+            if !matches!(self.driver.query_event(event), Ok(true)) {
+                break;
+            }
+            self.passed(lane, clock, event);
+        }
+    }
+
+    /// Waits on the host until all of a lane's free memory is quiet; false if it could not be.
+    pub(super) fn hush(&mut self, lane: usize) -> bool {
+        self.look(lane);
+        if self.capturing() {
+            return false;
+        }
+        while self.lanes[lane].marks.quiet < self.lanes[lane].last_free {
+            self.mark(lane);
+            let Some(&(clock, event)) = self.lanes[lane].marks.recorded.front() else { return false };
+            self.stats.work.host_waits += 1;
+            if self.driver.wait_event(event).is_err() {
+                return false;
+            }
+            self.passed(lane, clock, event);
+        }
+        true
+    }
+
+    fn passed(&mut self, lane: usize, clock: u64, event: Event) {
+        let marks = &mut self.lanes[lane].marks;
+        marks.recorded.pop_front();
+        marks.quiet = marks.quiet.max(clock);
+        self.release_event(event);
+    }
+
+    /// Waits on the host for the whole device; false if that is impossible now.
+    pub(super) fn wait_device(&mut self) -> bool {
+        if self.capturing() {
+            return false;
+        }
+        self.stats.work.host_waits += 1;
+        if self.driver.synchronize_device().is_err() {
+            return false;
+        }
+        let clock = self.clock;
+        for lane in 0..self.lanes.len() {
+            while let Some(&(_, event)) = self.lanes[lane].marks.recorded.front() {
+                self.passed(lane, clock, event);
+            }
+            self.lanes[lane].marks.quiet = clock;
+            self.lanes[lane].loud = false;
+        }
+        self.process_events();
+        true
+    }
+
+    /// Gives all events back without waiting; for the heap's end, after the device was waited for.
+    pub(super) fn drop_events(&mut self) {
+        for lane in &mut self.lanes {
+            for (_, event) in lane.marks.recorded.drain(..) {
+                let _leaked_on_error = self.driver.release_event(event);
+            }
+        }
+        for (_, queue) in &mut self.pending.queues {
+            for (event, _) in queue.drain(..) {
+                let _leaked_on_error = self.driver.release_event(event);
+            }
+        }
+    }
+}
