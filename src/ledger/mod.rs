@@ -1,2 +1,49 @@
-//! Leak accounting.
+//! Leak accounting: what is alive, since when, from where, and whether it accumulates.
+//!
+//! | file | job |
+//! |---|---|
+//! | [`clock`] | step, epoch, phase |
+//! | [`tag`] | what a live block carries |
+//! | [`cohort`] | live blocks by the step of their birth |
+//! | [`history`] | thinned series |
+//! | [`site`] | the counters of one stack |
+//! | [`device`] | the books of one device at step boundaries |
+//! | [`accounts`] | all of it for one device: born, died, boundary |
+//! | [`trend`] | robust statistics |
+//! | [`pattern`] | how a site's survivors accumulate |
+//! | [`fragmentation`] | reserved grows, in use does not |
+//! | [`findings`] | cases, answers, findings |
+//! | [`judge`] | from patterns to findings, and back |
+//! | [`notes`] | what grew and is no leak |
+//! | [`wire`] | the JSON of candidates and answers |
+//! | [`symbols`] | what is asked of call stacks |
+//!
+//! Must not know: how stacks are captured, who allocates, how a report looks.
 #![forbid(unsafe_code)]
+
+pub mod accounts;
+pub mod clock;
+pub mod cohort;
+pub mod device;
+pub mod findings;
+pub mod fragmentation;
+pub mod history;
+pub mod judge;
+pub mod notes;
+pub mod pattern;
+pub mod site;
+pub mod symbols;
+pub mod tag;
+pub mod trend;
+pub mod wire;
+
+pub use accounts::Accounts;
+pub use clock::{Clock, EpochStart, Now, PHASES, Phase};
+pub use device::Sample;
+pub use findings::{Answer, Bounded, Case, Finding, Holder, Kept, State};
+pub use judge::Judge;
+pub use pattern::{Class, Pattern, Shape};
+pub use site::Site;
+pub use symbols::{Frame, NoSymbols, Symbols};
+pub use tag::Tag;
+pub use wire::LiveBlock;

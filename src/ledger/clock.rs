@@ -1,0 +1,195 @@
+//! The clock: which step, epoch and phase the program is in, readable with one atomic load.
+//!
+//! Must not know: who turns it (Python hooks, C callers, a replayed trace).
+//! Invariant: step and epoch never go backwards; a reading is one consistent word.
+
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// How many epoch starts and step durations are remembered.
+const REMEMBERED: usize = 64;
+pub(crate) const EPOCH_BITS: u32 = 20;
+const EPOCH_MASK: u64 = (1 << EPOCH_BITS) - 1;
+
+/// What the program is doing (STRANDLINE_PHASE_*).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Phase {
+    #[default]
+    Other = 0,
+    Forward = 1,
+    Backward = 2,
+    Optimizer = 3,
+    Validation = 4,
+}
+
+/// Every phase, in the order of its number.
+pub const PHASES: [Phase; 5] =
+    [Phase::Other, Phase::Forward, Phase::Backward, Phase::Optimizer, Phase::Validation];
+
+impl Phase {
+    pub const fn from_number(number: u32) -> Option<Phase> {
+        match number {
+            0 => Some(Phase::Other),
+            1 => Some(Phase::Forward),
+            2 => Some(Phase::Backward),
+            3 => Some(Phase::Optimizer),
+            4 => Some(Phase::Validation),
+            _ => None,
+        }
+    }
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Phase::Other => "other",
+            Phase::Forward => "forward",
+            Phase::Backward => "backward",
+            Phase::Optimizer => "optimizer",
+            Phase::Validation => "validation",
+        }
+    }
+}
+
+/// A reading of the clock: a block's generation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Now {
+    pub step: u32,
+    pub epoch: u32,
+    pub phase: Phase,
+}
+
+/// An epoch and the step that was running when it began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EpochStart {
+    pub epoch: u32,
+    pub step: u32,
+}
+
+#[derive(Debug, Default)]
+struct Records {
+    epochs: VecDeque<EpochStart>,
+    /// Nanoseconds each recent step took.
+    durations: VecDeque<u64>,
+    last_end: Option<u64>,
+}
+
+/// Step (32 bits), epoch (20) and phase (4) in one word, and a short record of recent epochs and durations.
+#[derive(Debug, Default)]
+pub struct Clock {
+    word: AtomicU64,
+    records: Mutex<Records>,
+}
+
+const fn unpack(word: u64) -> Now {
+    let phase = match Phase::from_number((word >> EPOCH_BITS) as u32 & 0xf) {
+        Some(phase) => phase,
+        None => Phase::Other,
+    };
+    Now { step: (word >> 32) as u32, epoch: (word & EPOCH_MASK) as u32, phase }
+}
+
+impl Clock {
+    pub fn new() -> Clock {
+        Clock::default()
+    }
+
+    /// The present reading. One relaxed load: a block born while another thread ends the step may count
+    /// for either step.
+    #[inline]
+    pub fn now(&self) -> Now {
+        unpack(self.word.load(Ordering::Relaxed))
+    }
+
+    /// A step ended, at `nanoseconds` of any steady clock. Returns the number of the step that ended
+    /// (the first is 0).
+    pub fn end_step(&self, nanoseconds: u64) -> u32 {
+        let mut records = self.records.lock();
+        if let Some(last) = records.last_end.replace(nanoseconds) {
+            if records.durations.len() == REMEMBERED {
+                records.durations.pop_front();
+            }
+            records.durations.push_back(nanoseconds.saturating_sub(last));
+        }
+        let before = self.word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| {
+            (word >> 32 < u64::from(u32::MAX)).then(|| word + (1 << 32))
+        });
+        unpack(before.unwrap_or_else(|word| word)).step
+    }
+
+    /// A new epoch began. Returns its number: the first epoch that is announced has number 1.
+    pub fn begin_epoch(&self) -> u32 {
+        let mut records = self.records.lock();
+        let before = self.word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| {
+            (word & EPOCH_MASK < EPOCH_MASK).then(|| word + 1)
+        });
+        let Ok(before) = before else { return EPOCH_MASK as u32 };
+        let start = EpochStart { epoch: unpack(before).epoch + 1, step: unpack(before).step };
+        match records.epochs.back_mut() {
+            // An epoch without a single step (a validation loader, a peek at the data) is not one.
+            Some(last) if last.step == start.step => *last = start,
+            _ => {
+                if records.epochs.len() == REMEMBERED {
+                    records.epochs.pop_front();
+                }
+                records.epochs.push_back(start);
+            }
+        }
+        start.epoch
+    }
+
+    /// The program enters a phase. Returns the phase that was in force.
+    pub fn enter(&self, phase: Phase) -> Phase {
+        let mask = 0xf << EPOCH_BITS;
+        let before = self.word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| {
+            Some(word & !mask | (phase as u64) << EPOCH_BITS)
+        });
+        unpack(before.unwrap_or_else(|word| word)).phase
+    }
+
+    /// Recent epochs that had at least one step, oldest first.
+    pub fn epoch_starts(&self) -> Vec<EpochStart> {
+        self.records.lock().epochs.iter().copied().collect()
+    }
+
+    /// The median duration of recent steps in seconds.
+    pub fn step_seconds(&self) -> Option<f64> {
+        let mut durations: Vec<u64> = self.records.lock().durations.iter().copied().collect();
+        if durations.len() < 3 {
+            return None;
+        }
+        let middle = durations.len() / 2;
+        Some(*durations.select_nth_unstable(middle).1 as f64 * 1e-9)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_back_what_was_set() {
+        let clock = Clock::new();
+        assert_eq!(clock.now(), Now::default());
+        assert_eq!(clock.end_step(1), 0);
+        assert_eq!(clock.end_step(2), 1);
+        assert_eq!(clock.begin_epoch(), 1);
+        assert_eq!(clock.enter(Phase::Validation), Phase::Other);
+        assert_eq!(clock.enter(Phase::Backward), Phase::Validation);
+        assert_eq!(clock.now(), Now { step: 2, epoch: 1, phase: Phase::Backward });
+    }
+
+    #[test]
+    fn forgets_epochs_without_steps_and_bounds_the_rest() {
+        let clock = Clock::new();
+        clock.begin_epoch();
+        clock.begin_epoch();
+        assert_eq!(clock.epoch_starts(), [EpochStart { epoch: 2, step: 0 }]);
+        for step in 0..1000 {
+            clock.end_step(step * 1_000_000);
+            clock.begin_epoch();
+        }
+        assert_eq!(clock.epoch_starts().len(), REMEMBERED);
+        assert!((clock.step_seconds().unwrap() - 0.001).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,171 @@
+//! The books of one device at step boundaries: allocated, reserved, peaks; what the judge compares a site with.
+//!
+//! Must not know: single blocks, judgement.
+//! Invariant: bounded however long the job runs; recent boundaries are exact, older ones thinned.
+
+use super::history::Thinned;
+use super::site::Site;
+
+/// Boundaries whose mature bytes are remembered exactly.
+const RECENT: usize = 64;
+/// Points of the device's series.
+pub const SERIES: usize = 64;
+const EPOCHS: usize = 64;
+/// Sites remembered as those whose blocks made reserved memory grow.
+const CREDITED: usize = 8;
+
+/// What the allocator says of a device at a step boundary, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sample {
+    pub allocated: u64,
+    pub reserved: u64,
+    pub active: u64,
+    /// The device's memory, when known.
+    pub total: Option<u64>,
+    /// Memory of the device that this allocator did not hand out (other processes, libraries).
+    pub outside: u64,
+}
+
+/// One point of the device's series.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DevicePoint {
+    pub allocated: u64,
+    pub reserved: u64,
+    pub active: u64,
+    /// The highest requested bytes within the step.
+    pub peak: u64,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct DeviceBooks {
+    series: Thinned<DevicePoint, SERIES>,
+    last: Sample,
+    last_point: (u32, DevicePoint),
+    mature: Vec<u64>,
+    boundaries: u32,
+    /// The highest requested bytes, by epoch (the newest epochs) and over all.
+    epochs: Vec<(u32, u64)>,
+    peak: u64,
+    peak_step: u32,
+    /// The share of active sites whose bytes per step keep rising, smoothed, and their number now.
+    pub trending_share: f32,
+    pub trending: u32,
+    most_reserved: u64,
+    credits: Vec<(u32, u64)>,
+}
+
+impl DeviceBooks {
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn boundary(
+        &mut self,
+        ended: u32,
+        epoch: u32,
+        sample: &Sample,
+        peak: u64,
+        mature: u64,
+        active: u32,
+        trending: u32,
+    ) {
+        self.boundaries += 1;
+        self.last = *sample;
+        let point = DevicePoint {
+            allocated: sample.allocated,
+            reserved: sample.reserved,
+            active: sample.active,
+            peak: peak.max(sample.allocated),
+        };
+        self.last_point = (ended, point);
+        self.series.push(ended, point);
+        if self.mature.is_empty() {
+            self.mature.resize(RECENT, 0);
+        }
+        self.mature[ended as usize % RECENT] = mature;
+        if peak > self.peak {
+            (self.peak, self.peak_step) = (peak, ended);
+        }
+        match self.epochs.last_mut() {
+            Some(last) if last.0 == epoch => last.1 = last.1.max(peak),
+            _ => {
+                if self.epochs.len() == EPOCHS {
+                    self.epochs.remove(1); // the first epoch is never forgotten
+                }
+                self.epochs.push((epoch, peak));
+            }
+        }
+        if active > 0 {
+            self.trending_share += (trending as f32 / active as f32 - self.trending_share) / 4.0;
+        }
+        self.trending = trending;
+    }
+
+    /// Reserved memory rose in this step: notes the site that keeps the largest block of it.
+    pub(super) fn credit_reserved(&mut self, ended: u32, reserved: u64, sites: &[Site], dirty: &[u32]) {
+        let rise = reserved.saturating_sub(self.most_reserved);
+        self.most_reserved = self.most_reserved.max(reserved);
+        if rise == 0 || ended == 0 {
+            return;
+        }
+        let size = |site: u32| {
+            let fresh = sites[site as usize].cohorts.fresh();
+            if fresh.last == ended && fresh.blocks > 0 { fresh.bytes / u64::from(fresh.blocks) } else { 0 }
+        };
+        let Some(&site) = dirty.iter().max_by_key(|&&site| size(site)) else { return };
+        if size(site) == 0 {
+            return;
+        }
+        if let Some(credit) = self.credits.iter_mut().find(|credit| credit.0 == site) {
+            credit.1 += rise;
+        } else if self.credits.len() < CREDITED {
+            self.credits.push((site, rise));
+        } else if let Some(least) = self.credits.iter_mut().min_by_key(|credit| credit.1) {
+            // Misra and Gries: a site that matters outlives the competition for the last place.
+            if least.1 <= rise {
+                *least = (site, rise);
+            } else {
+                least.1 -= rise;
+            }
+        }
+    }
+
+    /// The site whose blocks most often came with new reserved memory.
+    pub fn reserving_site(&self) -> Option<u32> {
+        self.credits.iter().max_by_key(|credit| credit.1).map(|credit| credit.0)
+    }
+
+    /// Live bytes at the end of `step` that were then at least two steps old; known for recent steps.
+    pub fn mature_at(&self, step: u32) -> Option<u64> {
+        let known = step <= self.last_point.0 && self.last_point.0 - step < RECENT as u32;
+        known.then(|| self.mature.get(step as usize % RECENT).copied()).flatten()
+    }
+
+    pub fn series(&self) -> &[(u32, DevicePoint)] {
+        self.series.points()
+    }
+
+    /// The newest boundary, whether or not the thinned series holds it.
+    pub fn last_point(&self) -> Option<&(u32, DevicePoint)> {
+        (self.boundaries > 0).then_some(&self.last_point)
+    }
+
+    pub fn last_sample(&self) -> &Sample {
+        &self.last
+    }
+
+    pub fn boundaries(&self) -> u32 {
+        self.boundaries
+    }
+
+    /// The highest requested bytes and the step of it.
+    pub fn peak(&self) -> (u64, u32) {
+        (self.peak, self.peak_step)
+    }
+
+    /// `(epoch, peak)` of the first and the newest epochs.
+    pub fn epoch_peaks(&self) -> &[(u32, u64)] {
+        &self.epochs
+    }
+
+    pub fn memory_bytes(&self) -> usize {
+        self.series.memory_bytes() + self.mature.capacity() * 8 + self.epochs.capacity() * 16 + CREDITED * 16
+    }
+}

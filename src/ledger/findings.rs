@@ -1,0 +1,180 @@
+//! Cases (sites under suspicion), the answers that explain them, and findings (cases with one holder).
+//!
+//! Must not know: how suspicion arises.
+//! Invariant: a case belongs to at most one open finding.
+
+use super::pattern::{Class, Pattern, Shape};
+use serde::{Deserialize, Serialize};
+
+/// The chain of references that keeps a block alive.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holder {
+    pub path: String,
+    #[serde(default)]
+    pub kind: String,
+}
+
+/// The source line that stores the reference.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kept {
+    pub file: String,
+    pub line: u32,
+    #[serde(default)]
+    pub code: String,
+}
+
+/// A container with a bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bounded {
+    pub length: u64,
+    pub capacity: u64,
+}
+
+/// What the Python side answers to a candidate (strandline.h). Every key may be missing.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Answer {
+    pub held_by: Option<Holder>,
+    pub kept_at: Option<Kept>,
+    pub fix: Option<String>,
+    pub released_by: Option<String>,
+    pub not_a_leak: Option<String>,
+    pub bounded: Option<Bounded>,
+    pub group: Option<String>,
+    pub seconds: Option<f64>,
+}
+
+impl Answer {
+    fn holder(&self) -> Option<&Holder> {
+        self.held_by.as_ref().filter(|holder| !holder.path.is_empty())
+    }
+
+    pub fn names_a_holder(&self) -> bool {
+        self.holder().is_some() || self.kept_at.is_some()
+    }
+
+    fn group(&self) -> Option<&str> {
+        self.group.as_deref().filter(|group| !group.is_empty())
+    }
+}
+
+/// Where a case stands. Numbers are steps.
+#[derive(Clone, Debug, PartialEq)]
+pub enum State {
+    /// A burst whose weight is to be judged together with its neighbours'.
+    Weighing,
+    /// Waits to be taken by [`super::Judge::take_candidates`].
+    Waiting(u32),
+    /// Taken, not answered yet.
+    Asked(u32),
+    /// Answered (or given up on), not yet called.
+    Answered(u32),
+    /// Part of the finding with this index.
+    Called(usize),
+    /// Explained as no leak, at this measure.
+    Dismissed { reason: String, measure: u64, step: u32 },
+    /// Was called, then settled or was freed.
+    Withdrawn { measure: u64 },
+}
+
+/// One site under suspicion.
+#[derive(Clone, Debug)]
+pub struct Case {
+    pub id: u64,
+    pub device: i32,
+    pub site: u32,
+    pub stack: u32,
+    pub pattern: Pattern,
+    pub state: State,
+    /// The step at which it was first suspected.
+    pub since: u32,
+    /// Live at the last boundary that was judged.
+    pub live_bytes: u64,
+    pub live_blocks: u64,
+    /// The most blocks (bytes where one block regrows) since it was suspected.
+    pub most: u64,
+    pub settled: Option<String>,
+    pub answer: Option<Answer>,
+}
+
+impl Case {
+    /// What growth of this case is measured in: blocks, or bytes where one block regrows.
+    pub fn measure(&self) -> u64 {
+        if self.pattern.shape == Shape::Regrow { self.live_bytes } else { self.live_blocks }
+    }
+
+    pub fn is_open(&self) -> bool {
+        !matches!(self.state, State::Dismissed { .. } | State::Withdrawn { .. })
+    }
+
+    pub(super) fn group(&self) -> Option<&str> {
+        self.answer.as_ref().and_then(Answer::group)
+    }
+
+    fn kept(&self) -> Option<(&str, u32)> {
+        let kept = self.answer.as_ref()?.kept_at.as_ref()?;
+        Some((kept.file.as_str(), kept.line))
+    }
+
+    pub(super) fn names_a_holder(&self) -> bool {
+        self.answer.as_ref().is_some_and(Answer::names_a_holder)
+    }
+
+    /// Whether two cases have one cause: one holder, one line that keeps them, or the same rhythm where at
+    /// least one of them has no holder (irregular rhythms do not coincide by chance: there the holder does
+    /// not matter).
+    pub(super) fn same_cause(&self, other: &Case) -> bool {
+        if self.group().is_some() && self.group() == other.group() {
+            return true;
+        }
+        if self.kept().is_some() && self.kept() == other.kept() {
+            return true;
+        }
+        if !self.same_rhythm(other) {
+            return false;
+        }
+        let telling = matches!(self.pattern.class, Class::Sporadic | Class::OneOff);
+        telling || !self.names_a_holder() || !other.names_a_holder()
+    }
+
+    fn same_rhythm(&self, other: &Case) -> bool {
+        let (mine, theirs) = (&self.pattern, &other.pattern);
+        if mine.class != theirs.class {
+            return false;
+        }
+        if (mine.shape == Shape::Regrow) != (theirs.shape == Shape::Regrow) {
+            return false;
+        }
+        let (short, long) = if mine.births.len() <= theirs.births.len() {
+            (&mine.births, &theirs.births)
+        } else {
+            (&theirs.births, &mine.births)
+        };
+        let common = short.iter().filter(|step| long.iter().any(|other| other.abs_diff(**step) <= 1)).count();
+        common * 5 >= short.len() * 4
+    }
+}
+
+/// Cases with one cause, called.
+#[derive(Clone, Debug)]
+pub struct Finding {
+    pub id: u64,
+    pub class: Class,
+    /// Indices of its cases, the leading one first.
+    pub cases: Vec<usize>,
+    pub device: i32,
+    /// Steps completed when it was called.
+    pub called_at_step: u32,
+    /// Why it no longer stands.
+    pub withdrawn: Option<String>,
+    /// Not yet handed out by [`super::Judge::take_new_findings`].
+    pub(super) fresh: bool,
+    /// Fragmentation has no case, but a measure of its own.
+    pub fragmentation: Option<super::fragmentation::Fragmentation>,
+}
+
+impl Finding {
+    pub fn is_open(&self) -> bool {
+        self.withdrawn.is_none()
+    }
+}

@@ -1,0 +1,108 @@
+//! What grew and is no leak: the noteworthy sites that settled, return, or follow the input.
+//!
+//! Must not know: findings, frames.
+//! Invariant: a note never accuses; at most [`NOTES`] of them.
+
+use super::accounts::Accounts;
+use super::pattern;
+
+/// Most notes of one device.
+pub const NOTES: usize = 6;
+
+/// Something that grew and is no leak.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note {
+    pub device: i32,
+    /// The site's stack, if it is about one site.
+    pub stack: Option<u32>,
+    pub what: String,
+    pub because: String,
+    pub bytes: u64,
+}
+
+/// The notes of one device, most bytes first.
+pub fn notes(accounts: &Accounts) -> Vec<Note> {
+    let books = accounts.books();
+    let Some((ended, last)) = books.last_point() else { return Vec::new() };
+    let matters = (accounts.live_bytes() / 50).max(1);
+    let mut notes = Vec::new();
+    let mut warm_up = 0;
+    for site in accounts.sites() {
+        let early: u64 = site.cohorts.iter().filter(|c| c.last < 3).map(|c| c.bytes).sum();
+        if *ended > pattern::WARM_UP {
+            warm_up += early;
+        }
+        if let Some((what, because)) = settled(site, *ended) {
+            let bytes = site.level.bytes.max(early);
+            if bytes >= matters {
+                notes.push(Note { device: accounts.device(), stack: Some(site.stack), what, because, bytes });
+            }
+        }
+    }
+    if warm_up >= matters {
+        notes.push(Note {
+            device: accounts.device(),
+            stack: None,
+            what: "allocated in the first three steps and kept since".to_owned(),
+            because: "it came once: parameters, gradients, optimizer state, workspaces".to_owned(),
+            bytes: warm_up,
+        });
+    }
+    if pattern::grows_with_input(books) {
+        notes.push(Note {
+            device: accounts.device(),
+            stack: None,
+            what: "the peak of each step keeps growing".to_owned(),
+            because: format!(
+                "it follows the input: {:.0} % of the sites that allocate need more each time, and all of it is freed again",
+                100.0 * books.trending_share
+            ),
+            bytes: last.peak,
+        });
+    }
+    notes.sort_by_key(|note| std::cmp::Reverse(note.bytes));
+    notes.truncate(NOTES);
+    notes
+}
+
+/// The stack of a site that left blocks behind in most steps, where too few steps were seen to call it.
+pub fn unripe(accounts: &Accounts) -> Option<u32> {
+    let (ended, _) = *accounts.books().last_point()?;
+    let events = |site: &super::site::Site| -> u32 {
+        let mature = site.cohorts.iter().filter(|c| c.last + pattern::MATURE <= ended);
+        mature.map(|c| c.events()).sum()
+    };
+    accounts
+        .sites()
+        .iter()
+        .filter(|site| site.late_blocks == 0 && site.resets == 0)
+        .map(|site| (events(site), site))
+        .filter(|(events, _)| *events >= 5 && events * 2 >= ended.saturating_sub(pattern::MATURE))
+        .max_by_key(|(_, site)| site.level.bytes)
+        .map(|(_, site)| site.stack)
+}
+
+fn settled(site: &super::site::Site, ended: u32) -> Option<(String, String)> {
+    let blocks = site.level.blocks;
+    if site.resets > 0 && site.tooth >= 8 {
+        return Some((
+            format!("grew to {} blocks, again and again", { site.tooth }),
+            format!("it was freed each time ({} times)", site.resets),
+        ));
+    }
+    let later: Vec<u32> = site.cohorts.iter().filter(|c| c.last >= 3).map(|c| c.last).collect();
+    let (first, newest) = (*later.first()?, *later.last()?);
+    if site.late_blocks >= 3 && blocks >= 4 && later.len() >= 3 && ended - site.last_late < 20 {
+        return Some((
+            format!("filled to {} blocks", { blocks }),
+            format!("new ones replace the oldest ({} so far)", site.late_blocks),
+        ));
+    }
+    let span = f64::from(newest - first);
+    (later.len() >= 3 && f64::from(ended - newest) > span.max(20.0) / 2.0 + 10.0).then(|| {
+        (
+            format!("grew between step {first} and step {newest}"),
+            format!("it settled: nothing more stayed in the {} steps since", ended - newest),
+        )
+    })
+}

@@ -1,0 +1,215 @@
+//! Puts a report together from the run, the devices' views and the judge.
+//!
+//! Must not know: forms, files, locks.
+//! Invariant: the verdict follows from the findings; "not a leak, because" is said of what was suspected.
+
+use super::describe;
+use super::model::{NotLeak, Report, Run, SCHEMA, Site, Verdict};
+use super::units;
+use super::view::{DeviceView, SiteView};
+use crate::ledger::{Class, Clock, Judge, State, Symbols};
+use serde_json::{Map, Value};
+
+/// Fewer steps than this decide nothing.
+const LEAST_STEPS: u64 = 10;
+/// Steps after which a site that accumulates has been called.
+const RIPE: u64 = 40;
+/// Most entries under "not leaks".
+const NOT_LEAKS: usize = 12;
+
+/// One device's part: its view and what the allocator says (the keys of torch.cuda.memory_stats()).
+#[derive(Clone, Debug, Default)]
+pub struct DevicePart {
+    pub view: DeviceView,
+    pub stats: Map<String, Value>,
+}
+
+/// The report. `run.steps`, `run.epochs` and `run.step_seconds` are filled in from judge and clock.
+pub fn assemble(
+    mut run: Run,
+    parts: Vec<DevicePart>,
+    judge: &Judge,
+    clock: &Clock,
+    symbols: &dyn Symbols,
+) -> Report {
+    run.steps = run.steps.max(u64::from(judge.steps()));
+    run.epochs = run.epochs.max(u64::from(clock.now().epoch));
+    run.step_seconds = run.step_seconds.or_else(|| clock.step_seconds());
+    let mut findings: Vec<_> = judge
+        .findings()
+        .iter()
+        .filter(|finding| finding.is_open())
+        .map(|found| (found, describe::finding(judge, found, symbols, clock)))
+        .collect();
+    for (found, finding) in &mut findings {
+        let part = parts.iter().find(|part| part.view.device.device == finding.device);
+        let site = match &found.fragmentation {
+            Some(seen) => part.zip(seen.site).and_then(|(part, site)| find(part, |view| view.number == site)),
+            None => finding
+                .sites_in_finding
+                .first()
+                .and_then(|lead| part.and_then(|part| find(part, |view| view.stack == lead.stack_id))),
+        };
+        let Some(site) = site else { continue };
+        finding.phase = site.phase.name().to_owned();
+        finding.series = site.history.clone();
+        if found.fragmentation.is_some() {
+            finding.allocated_at = symbols.allocated_at(site.stack);
+            finding.stack = symbols.frames(site.stack);
+        }
+    }
+    let mut findings: Vec<_> = findings.into_iter().map(|(_, finding)| finding).collect();
+    findings.sort_by(|a, b| {
+        (a.class == Class::Fragmentation)
+            .cmp(&(b.class == Class::Fragmentation))
+            .then(b.live_bytes.cmp(&a.live_bytes))
+    });
+    let not_leaks = not_leaks(judge, &parts, symbols);
+    let (verdict, reason) = verdict(&run, &findings, &parts, symbols);
+    let mut sites: Vec<Site> =
+        parts.iter().flat_map(|part| &part.view.sites).map(|view| site(view, symbols)).collect();
+    sites.sort_by_key(|site| std::cmp::Reverse(site.live_bytes));
+    let devices = parts
+        .into_iter()
+        .map(|part| {
+            let mut device = part.view.device;
+            device.stats = part.stats;
+            device
+        })
+        .collect();
+    Report { schema: SCHEMA, verdict, reason, run, devices, findings, not_leaks, sites }
+}
+
+fn find(part: &DevicePart, which: impl Fn(&SiteView) -> bool) -> Option<&SiteView> {
+    part.view.sites.iter().find(|view| which(view))
+}
+
+fn site(view: &SiteView, symbols: &dyn Symbols) -> Site {
+    Site {
+        device: i64::from(view.device),
+        stack_id: view.stack,
+        allocated_at: symbols.allocated_at(view.stack),
+        stack: symbols.frames(view.stack),
+        live_bytes: view.live_bytes,
+        live_blocks: view.live_blocks,
+        allocated_bytes: view.born_bytes,
+        allocated_blocks: view.born_blocks,
+        freed_bytes: view.freed_bytes,
+        freed_blocks: view.freed_blocks,
+        phase: view.phase.name().to_owned(),
+        generations: view.generations.clone(),
+        history: view.history.clone(),
+    }
+}
+
+fn not_leaks(judge: &Judge, parts: &[DevicePart], symbols: &dyn Symbols) -> Vec<NotLeak> {
+    let mut said: Vec<NotLeak> = Vec::new();
+    let mut stacks = Vec::new();
+    for finding in judge.findings() {
+        let Some(because) = &finding.withdrawn else { continue };
+        let lead = finding.cases.first().map(|&at| &judge.cases()[at]);
+        stacks.extend(finding.cases.iter().map(|&at| judge.cases()[at].stack));
+        said.push(NotLeak {
+            what: format!(
+                "{}, called at step {} and withdrawn",
+                finding.class.name(),
+                finding.called_at_step
+            ),
+            because: because.clone(),
+            device: i64::from(finding.device),
+            bytes: lead.map_or(0, |case| case.live_bytes),
+            allocated_at: lead.and_then(|case| symbols.allocated_at(case.stack)),
+            withdrawn: true,
+        });
+    }
+    let mut dismissed: Vec<NotLeak> = Vec::new();
+    for case in judge.cases() {
+        let State::Dismissed { reason, .. } = &case.state else { continue };
+        if reason.is_empty() || stacks.contains(&case.stack) {
+            continue;
+        }
+        stacks.push(case.stack);
+        let place = symbols.allocated_at(case.stack);
+        let same = |said: &&mut NotLeak| said.because == *reason && said.allocated_at == place;
+        if let Some(said) = dismissed.iter_mut().find(same) {
+            said.bytes += case.live_bytes;
+            continue;
+        }
+        dismissed.push(NotLeak {
+            what: format!("looked like a {} leak", case.pattern.class.name()),
+            because: reason.clone(),
+            device: i64::from(case.device),
+            bytes: case.live_bytes,
+            allocated_at: place,
+            withdrawn: false,
+        });
+    }
+    dismissed.sort_by_key(|said| std::cmp::Reverse(said.bytes));
+    said.extend(dismissed);
+    let called: Vec<u32> = judge
+        .cases()
+        .iter()
+        .filter(|case| matches!(case.state, State::Called(_)))
+        .map(|case| case.stack)
+        .collect();
+    for note in parts.iter().flat_map(|part| &part.view.notes) {
+        if note.stack.is_some_and(|stack| stacks.contains(&stack) || called.contains(&stack)) {
+            continue;
+        }
+        said.push(NotLeak {
+            what: note.what.clone(),
+            because: note.because.clone(),
+            device: i64::from(note.device),
+            bytes: note.bytes,
+            allocated_at: note.stack.and_then(|stack| symbols.allocated_at(stack)),
+            withdrawn: false,
+        });
+    }
+    said.truncate(NOT_LEAKS);
+    said
+}
+
+fn verdict(
+    run: &Run,
+    findings: &[super::model::Finding],
+    parts: &[DevicePart],
+    symbols: &dyn Symbols,
+) -> (Verdict, String) {
+    let leaks = findings.iter().filter(|finding| finding.class != Class::Fragmentation).count() as u64;
+    if let Some(first) = findings.first() {
+        let place = first.allocated_at.as_ref().map_or_else(String::new, |frame| {
+            format!(", allocated at {}:{} in {}", frame.file, frame.line, frame.function)
+        });
+        let also = if leaks > 0 && leaks < findings.len() as u64 { "; memory is fragmented too" } else { "" };
+        let verdict = if leaks > 0 { Verdict::Leak } else { Verdict::Fragmentation };
+        let what = super::text::rate(first);
+        return (
+            verdict,
+            format!(
+                "{}: {} {what}{place}{also}",
+                units::plural(findings.len() as u64, "finding"),
+                first.class.name()
+            ),
+        );
+    }
+    let steps = units::plural(run.steps, "step");
+    if run.steps == 0 {
+        let why = "no step was seen, so nothing can be said of growth: train with a torch optimizer, or call \
+                   strandline.step() once per iteration";
+        return (Verdict::Undecided, why.to_owned());
+    }
+    if run.steps < LEAST_STEPS {
+        return (Verdict::Undecided, format!("only {steps} were seen; at least {RIPE} decide"));
+    }
+    let unripe = parts.iter().find_map(|part| part.view.unripe).filter(|_| run.steps < RIPE);
+    if let Some(stack) = unripe {
+        let place = symbols
+            .allocated_at(stack)
+            .map_or_else(|| "one site".to_owned(), |frame| format!("{}:{}", frame.file, frame.line));
+        let why = format!(
+            "{place} left blocks behind in most of the {steps} seen; {RIPE} steps decide whether it goes on"
+        );
+        return (Verdict::Undecided, why);
+    }
+    (Verdict::Clean, format!("nothing accumulated in {steps}"))
+}

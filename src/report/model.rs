@@ -1,0 +1,221 @@
+//! The report model: what every form of a report is made from, and the JSON contract that tools rely on.
+//!
+//! Must not know: how its contents were found, how they are shown.
+//! Invariant: schema 1 only gains keys; what a reader does not know it skips, what is missing has a default.
+
+use crate::ledger::{Bounded, Frame, Holder, Kept};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// The schema this program writes and reads.
+pub const SCHEMA: u32 = 1;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    Leak,
+    Fragmentation,
+    Clean,
+    #[default]
+    Undecided,
+}
+
+impl Verdict {
+    pub fn name(self) -> &'static str {
+        match self {
+            Verdict::Leak => "leak",
+            Verdict::Fragmentation => "fragmentation",
+            Verdict::Clean => "clean",
+            Verdict::Undecided => "undecided",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    pub schema: u32,
+    pub verdict: Verdict,
+    pub reason: String,
+    pub run: Run,
+    #[serde(default)]
+    pub devices: Vec<Device>,
+    pub findings: Vec<Finding>,
+    #[serde(default)]
+    pub not_leaks: Vec<NotLeak>,
+    #[serde(default)]
+    pub sites: Vec<Site>,
+}
+
+/// The run that the report is about.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Run {
+    pub command: Vec<String>,
+    pub pid: u32,
+    pub rank: i64,
+    pub world_size: i64,
+    /// "heap", "observer", "host" or "replay".
+    pub mode: String,
+    pub steps: u64,
+    pub epochs: u64,
+    /// The median duration of recent steps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub step_seconds: Option<f64>,
+    /// Why the report was written: "exit", "signal", "asked", "out of memory", "finding".
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub written: String,
+    /// Seconds since 1970 at which it was written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub time: Option<u64>,
+    /// Whatever else the writer knows: versions, host name, options.
+    #[serde(flatten)]
+    pub more: Map<String, Value>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Device {
+    pub device: i64,
+    /// The keys of torch.cuda.memory_stats().
+    pub stats: Map<String, Value>,
+    pub outside_bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub total_bytes: Option<u64>,
+    pub live_bytes: u64,
+    pub live_blocks: u64,
+    /// Sites known, of which the report lists the largest.
+    pub sites: u64,
+    pub peak_bytes: u64,
+    pub peak_step: u64,
+    /// `[epoch, peak bytes]`.
+    pub epoch_peaks: Vec<(u32, u64)>,
+    /// Live bytes and bytes ever allocated by phase of birth.
+    pub phases: Vec<PhaseBytes>,
+    pub series: Vec<SeriesPoint>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PhaseBytes {
+    pub phase: String,
+    pub live_bytes: u64,
+    pub allocated_bytes: u64,
+}
+
+/// The device at a step boundary, in bytes; `peak` is the highest within the step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SeriesPoint {
+    pub step: u32,
+    pub allocated: u64,
+    pub reserved: u64,
+    pub active: u64,
+    pub peak: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Finding {
+    pub class: crate::ledger::Class,
+    pub confidence: f64,
+    #[serde(default)]
+    pub device: i64,
+    pub live_bytes: u64,
+    pub live_blocks: u64,
+    pub bytes_per_step: f64,
+    pub bytes_per_epoch: f64,
+    pub evidence: String,
+    pub released_by: String,
+    pub allocated_at: Option<Frame>,
+    pub stack: Vec<Frame>,
+    pub called_at_step: u32,
+    pub held_by: Option<Holder>,
+    pub kept_at: Option<Kept>,
+    pub fix: String,
+    #[serde(default)]
+    pub id: u64,
+    /// How the survivors came about: "steady", "regrow", "periodic", "irregular", "burst" or "reserved".
+    #[serde(default)]
+    pub shape: String,
+    /// The phase in which the blocks were allocated.
+    #[serde(default)]
+    pub phase: String,
+    #[serde(default)]
+    pub first_step: u32,
+    #[serde(default)]
+    pub last_step: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forecast: Option<Forecast>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bounded: Option<Bounded>,
+    /// Newest steps in which a block was born that is still alive.
+    #[serde(default)]
+    pub births: Vec<u32>,
+    /// Every site of this finding, the leading one first.
+    #[serde(default)]
+    pub sites_in_finding: Vec<SiteInFinding>,
+    /// `[step, live bytes, live blocks]` of the leading site.
+    #[serde(default)]
+    pub series: Vec<(u32, u64, u64)>,
+}
+
+/// When the device's memory is used up, if the finding goes on as it does.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Forecast {
+    pub at_step: u64,
+    pub steps: u64,
+    pub seconds: Option<f64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SiteInFinding {
+    pub class: crate::ledger::Class,
+    pub live_bytes: u64,
+    pub live_blocks: u64,
+    pub bytes_per_step: f64,
+    pub allocated_at: Option<Frame>,
+    #[serde(default)]
+    pub stack_id: u32,
+}
+
+/// "Not a leak, because …" is a result too.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NotLeak {
+    pub what: String,
+    pub because: String,
+    pub device: i64,
+    pub bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allocated_at: Option<Frame>,
+    /// It was called a finding for a while.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub withdrawn: bool,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Site {
+    pub device: i64,
+    pub stack_id: u32,
+    pub allocated_at: Option<Frame>,
+    pub stack: Vec<Frame>,
+    /// At the last step boundary.
+    pub live_bytes: u64,
+    pub live_blocks: u64,
+    pub allocated_bytes: u64,
+    pub allocated_blocks: u64,
+    pub freed_bytes: u64,
+    pub freed_blocks: u64,
+    pub phase: String,
+    pub generations: Vec<Generation>,
+    /// `[step, live bytes, live blocks]`.
+    pub history: Vec<(u32, u64, u64)>,
+}
+
+/// Live blocks born in the steps `first..=last`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Generation {
+    pub first: u32,
+    pub last: u32,
+    pub blocks: u64,
+    pub bytes: u64,
+}

@@ -1,0 +1,228 @@
+//! A report as text, for terminals and logs: the short form of one new finding, and the whole report.
+//!
+//! Must not know: terminals; colours are used only if asked for.
+//! Invariant: every line but the first of a finding is indented; labels are aligned.
+
+use super::model::{Finding, Report, Verdict};
+use super::units;
+use crate::ledger::{Class, Frame};
+use std::fmt::Write;
+
+const SITES: usize = 10;
+const NOT_LEAKS: usize = 8;
+const LABEL: usize = 14;
+
+/// Whether to use ANSI colours.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Colour {
+    #[default]
+    Never,
+    Always,
+}
+
+impl Colour {
+    fn paint(self, text: &str, code: &str) -> String {
+        match self {
+            Colour::Never => text.to_owned(),
+            Colour::Always => format!("\x1b[{code}m{text}\x1b[0m"),
+        }
+    }
+}
+
+/// "+4.0 MiB/step", "214.0 MiB once".
+pub fn rate(finding: &Finding) -> String {
+    match finding.class {
+        Class::PerIteration => format!("+{}/step", units::bytes(finding.bytes_per_step)),
+        Class::PerEpoch => format!("+{}/epoch", units::bytes(finding.bytes_per_epoch)),
+        Class::Sporadic => format!("+{}/step on average", units::bytes(finding.bytes_per_step)),
+        Class::OneOff => format!("{} once", units::bytes(finding.live_bytes as f64)),
+        Class::Fragmentation => format!("+{}/step reserved", units::bytes(finding.bytes_per_step)),
+    }
+}
+
+/// A finding as it is printed when it is new.
+pub fn finding(finding: &Finding, colour: Colour) -> String {
+    let mut out = String::new();
+    let word = if finding.class == Class::Fragmentation { "FRAGMENTATION" } else { "LEAK" };
+    let class = if finding.class == Class::Fragmentation {
+        String::new()
+    } else {
+        format!("  {}", finding.class.name())
+    };
+    let mut because = finding.evidence.clone();
+    if let Some(forecast) = &finding.forecast {
+        let _ = write!(because, "; out of memory in about {} steps", units::count(forecast.steps));
+        if let Some(seconds) = forecast.seconds {
+            let _ = write!(because, ", {}", units::duration(seconds));
+        }
+    }
+    let _ =
+        writeln!(out, "strandline: {}{class}  {}  ({because})", colour.paint(word, "1;31"), rate(finding));
+    let size = format!(
+        "({}, {})",
+        units::plural(finding.live_blocks, "live block"),
+        units::bytes(finding.live_bytes as f64)
+    );
+    let place = place(&finding.stack, finding.allocated_at.as_ref());
+    if finding.class == Class::Fragmentation {
+        line(&mut out, "pushed by", &place);
+    } else {
+        line(&mut out, "allocated at", &format!("{place:<58}  {size}"));
+        let more = finding.sites_in_finding.len().saturating_sub(1) as u64;
+        if more > 0 {
+            let sites: Vec<String> = finding.sites_in_finding[1..]
+                .iter()
+                .filter_map(|site| site.allocated_at.as_ref())
+                .map(short)
+                .collect();
+            let mut unique = sites.clone();
+            unique.dedup();
+            unique.truncate(4);
+            line(
+                &mut out,
+                "and",
+                &format!("{} of the same holder {}", units::plural(more, "site"), unique.join(", ")),
+            );
+        }
+        match &finding.held_by {
+            Some(holder) => line(&mut out, "held by", &holder.path),
+            None => line(&mut out, "held by", "C++ or unknown (no Python object was found)"),
+        }
+        if let Some(kept) = &finding.kept_at {
+            line(
+                &mut out,
+                "kept alive at",
+                &format!("{}:{}    {}", base(&kept.file), kept.line, kept.code.trim()),
+            );
+        }
+    }
+    line(&mut out, "fix", &finding.fix);
+    out
+}
+
+fn line(out: &mut String, label: &str, text: &str) {
+    let _ = writeln!(out, "  {label:<LABEL$}{}", text.trim_end());
+}
+
+fn base(file: &str) -> &str {
+    file.rsplit('/').next().unwrap_or(file)
+}
+
+fn short(frame: &Frame) -> String {
+    format!("{}:{}", base(&frame.file), frame.line)
+}
+
+/// "train.py:42 in train_step > model.py:17 in forward": the user's frames, the innermost last.
+fn place(stack: &[Frame], allocated_at: Option<&Frame>) -> String {
+    let mut frames: Vec<&Frame> = stack.iter().filter(|frame| frame.user).take(2).collect();
+    if frames.is_empty() {
+        frames.extend(allocated_at.or(stack.first()));
+    }
+    frames.reverse();
+    let shown: Vec<String> =
+        frames.iter().map(|frame| format!("{} in {}", short(frame), frame.function)).collect();
+    if shown.is_empty() { "an unknown place (no stack)".to_owned() } else { shown.join(" > ") }
+}
+
+/// The whole report.
+pub fn report(report: &Report, colour: Colour) -> String {
+    let mut out = String::new();
+    let code = match report.verdict {
+        Verdict::Clean => "1;32",
+        Verdict::Undecided => "1;33",
+        Verdict::Leak | Verdict::Fragmentation => "1;31",
+    };
+    let verdict = report.verdict.name().to_uppercase();
+    let _ = writeln!(out, "strandline: {}  {}", colour.paint(&verdict, code), report.reason);
+    let run = &report.run;
+    let mut facts = vec![units::plural(run.steps, "step")];
+    if run.epochs > 0 {
+        facts.push(units::plural(run.epochs, "epoch"));
+    }
+    if !run.mode.is_empty() {
+        facts.push(format!("mode {}", run.mode));
+    }
+    if run.world_size > 1 {
+        facts.push(format!("rank {} of {}", run.rank, run.world_size));
+    }
+    facts.push(format!("process {}", run.pid));
+    let _ = writeln!(out, "  {}: {}", run.command.join(" "), facts.join(", "));
+    for found in &report.findings {
+        out.push('\n');
+        out.push_str(&finding(found, colour));
+        let _ = writeln!(
+            out,
+            "  {:<LABEL$}{} % sure, called at step {}",
+            "confidence",
+            (found.confidence * 100.0).round(),
+            found.called_at_step
+        );
+    }
+    if !report.not_leaks.is_empty() {
+        let _ = writeln!(out, "\n{}", colour.paint("not leaks", "1"));
+        for not in report.not_leaks.iter().take(NOT_LEAKS) {
+            let place =
+                not.allocated_at.as_ref().map_or_else(String::new, |frame| format!("{}  ", short(frame)));
+            let _ = writeln!(
+                out,
+                "  {:>10}  {place}{}: {}",
+                units::bytes(not.bytes as f64),
+                not.what,
+                not.because
+            );
+        }
+    }
+    memory(&mut out, report, colour);
+    sites(&mut out, report, colour);
+    out
+}
+
+fn memory(out: &mut String, report: &Report, colour: Colour) {
+    if report.devices.is_empty() {
+        return;
+    }
+    let _ = writeln!(out, "\n{}", colour.paint("memory", "1"));
+    let heads = ["device", "allocated", "peak", "reserved", "outside", "live blocks"];
+    let _ = writeln!(
+        out,
+        "  {:<8}{:>12}{:>12}{:>12}{:>12}{:>14}",
+        heads[0], heads[1], heads[2], heads[3], heads[4], heads[5]
+    );
+    for device in &report.devices {
+        let name = if device.device < 0 { "host".to_owned() } else { device.device.to_string() };
+        let last = device.series.last().copied().unwrap_or_default();
+        let allocated = if device.series.is_empty() { device.live_bytes } else { last.allocated };
+        let _ = writeln!(
+            out,
+            "  {name:<8}{:>12}{:>12}{:>12}{:>12}{:>14}",
+            units::bytes(allocated as f64),
+            units::bytes(device.peak_bytes as f64),
+            units::bytes(last.reserved as f64),
+            units::bytes(device.outside_bytes as f64),
+            device.live_blocks
+        );
+    }
+}
+
+fn sites(out: &mut String, report: &Report, colour: Colour) {
+    if report.sites.is_empty() {
+        return;
+    }
+    let _ = writeln!(out, "\n{}", colour.paint("largest sites at the last step", "1"));
+    for site in report.sites.iter().take(SITES) {
+        let born = match (site.generations.first(), site.generations.last()) {
+            (Some(first), Some(last)) if first.first != last.last => {
+                format!("born in steps {}-{}", first.first, last.last)
+            }
+            (Some(first), _) => format!("born in step {}", first.first),
+            _ => String::new(),
+        };
+        let _ = writeln!(
+            out,
+            "  {:>10}  {:>13}  {}  {born}",
+            units::bytes(site.live_bytes as f64),
+            units::plural(site.live_blocks, "block"),
+            place(&site.stack, site.allocated_at.as_ref())
+        );
+    }
+}
