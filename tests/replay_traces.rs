@@ -3,7 +3,7 @@
 use serde_json::Value;
 use std::fs::File;
 use std::path::PathBuf;
-use strandline::replay::{file, recorded, start};
+use strandline::replay::{clock, file, recorded, start};
 
 /// The folder of recordings, where the environment names one.
 fn folder() -> Option<PathBuf> {
@@ -22,7 +22,11 @@ fn peaks_are_those_of_the_recorded_allocator() {
         let device = &recording.devices[0];
         let start = start::before(device, &recording.streams);
         let figures = recorded::figures(device, &start, &recording.settings);
-        eprintln!("{name}: {} events, read in {read:?}, all in {:?}: {figures:?}", recording.events(), began.elapsed());
+        eprintln!(
+            "{name}: {} events, read in {read:?}, all in {:?}: {figures:?}",
+            recording.events(),
+            began.elapsed()
+        );
         assert!(start.is_whole(), "{name}");
         for (key, value) in [
             ("requested_peak", figures.requested_peak),
@@ -33,5 +37,24 @@ fn peaks_are_those_of_the_recorded_allocator() {
             assert_eq!(told[key].as_u64(), Some(value), "{name}: {key}");
         }
         assert!(figures.active_exact, "{name}");
+    }
+}
+
+#[test]
+fn steps_are_found_with_and_without_annotations() {
+    let Some(folder) = folder() else { return };
+    let told: Value = serde_json::from_reader(File::open(folder.join("traces.json")).unwrap()).unwrap();
+    for (name, told) in told.as_object().unwrap() {
+        let recording = file::read(File::open(folder.join(format!("{name}.pickle.gz"))).unwrap()).unwrap();
+        let steps = told["steps"].as_u64().unwrap() as usize;
+        let annotated = clock::steps(&recording);
+        assert!(matches!(annotated.source, clock::Source::Annotations { .. }), "{name}");
+        assert_eq!(annotated.count(), steps, "{name}");
+        let frames = clock::by_frames(&recording).map(|steps| steps.count());
+        let period = clock::by_period(&recording).map(|steps| (steps.source.clone(), steps.count()));
+        eprintln!(
+            "{name}: {steps} steps, by frames {frames:?}, by period {period:?}, epochs {:?}",
+            annotated.epochs
+        );
     }
 }

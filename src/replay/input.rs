@@ -63,7 +63,7 @@ impl<R: Read> Input<R> {
     }
 
     /// Appends the next `length` bytes to `out`.
-    pub fn take(&mut self, mut length: u64, out: &mut Vec<u8>, within: &'static str) -> Result<()> {
+    pub fn append_to(&mut self, mut length: u64, out: &mut Vec<u8>, within: &'static str) -> Result<()> {
         while length > 0 {
             if self.at == self.filled && !self.fill()? {
                 return Err(Error::Cut { offset: self.offset(), within });
@@ -150,7 +150,7 @@ mod tests {
         assert_eq!(input.offset(), 6);
         assert_eq!(input.line(100, "x").unwrap(), b"line");
         let mut out = Vec::new();
-        assert!(matches!(input.take(5, &mut out, "five"), Err(Error::Cut { offset: 15, within: "five" })));
+        assert!(matches!(input.append_to(5, &mut out, "five"), Err(Error::Cut { offset: 15, within: "five" })));
         assert_eq!(input.peek(1).unwrap(), b"");
     }
 }

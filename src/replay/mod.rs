@@ -7,16 +7,19 @@
 //! | [`collect`], [`snapshot`] | a torch snapshot becomes a [`recording`] |
 //! | [`recording`] | the model: events, stacks, segments, annotations |
 //! | [`start`], [`recorded`] | what was there before the first event; the figures of the recording allocator |
+//! | [`clock`], [`period`] | where steps end |
 //! | [`file`] | what kind of file is this? |
 //!
 //! Nothing here allocates device memory or knows a process other than by its file.
 #![forbid(unsafe_code)]
 
+pub mod clock;
 pub mod collect;
 pub mod error;
 pub mod file;
 pub mod input;
 pub mod objects;
+pub mod period;
 pub mod pickle;
 pub mod recorded;
 pub mod recording;

@@ -363,7 +363,7 @@ impl<S: Sink> Machine<'_, S> {
     fn long<R: Read>(&mut self, input: &mut Input<R>, length: u64) -> Result<()> {
         let mut bytes = std::mem::take(&mut self.scratch);
         bytes.clear();
-        input.take(length, &mut bytes, "an int")?;
+        input.append_to(length, &mut bytes, "an int")?;
         // Bytes that only repeat the sign say nothing.
         while let [.., before, last] = bytes[..]
             && (last == 0 && before < 0x80 || last == 0xff && before >= 0x80)
@@ -385,7 +385,7 @@ impl<S: Sink> Machine<'_, S> {
     fn text<R: Read>(&mut self, input: &mut Input<R>, length: u64) -> Result<()> {
         let mut bytes = std::mem::take(&mut self.scratch);
         bytes.clear();
-        input.take(length, &mut bytes, "a str")?;
+        input.append_to(length, &mut bytes, "a str")?;
         // Python writes lone surrogates (undecodable file names), which no Rust string can hold.
         let value = self.objects.new_text(&String::from_utf8_lossy(&bytes)).map_err(|e| self.many(e))?;
         self.scratch = bytes;
@@ -394,7 +394,7 @@ impl<S: Sink> Machine<'_, S> {
 
     fn bytes<R: Read>(&mut self, input: &mut Input<R>, length: u64) -> Result<()> {
         let mut bytes = Vec::new();
-        input.take(length, &mut bytes, "bytes")?;
+        input.append_to(length, &mut bytes, "bytes")?;
         let value = self.objects.new_bytes(bytes).map_err(|e| self.many(e))?;
         self.push(value)
     }
