@@ -150,7 +150,10 @@ mod tests {
         assert_eq!(input.offset(), 6);
         assert_eq!(input.line(100, "x").unwrap(), b"line");
         let mut out = Vec::new();
-        assert!(matches!(input.append_to(5, &mut out, "five"), Err(Error::Cut { offset: 15, within: "five" })));
+        assert!(matches!(
+            input.append_to(5, &mut out, "five"),
+            Err(Error::Cut { offset: 15, within: "five" })
+        ));
         assert_eq!(input.peek(1).unwrap(), b"");
     }
 }

@@ -8,6 +8,9 @@
 //! | [`recording`] | the model: events, stacks, segments, annotations |
 //! | [`start`], [`recorded`] | what was there before the first event; the figures of the recording allocator |
 //! | [`clock`], [`period`] | where steps end |
+//! | [`subject`], [`price`] | the allocator a recording is replayed through; what its driver calls cost |
+//! | [`play`], [`run`] | one device, and the whole recording, replayed and judged |
+//! | [`symbols`] | stacks as ledger and report ask for them |
 //! | [`file`] | what kind of file is this? |
 //!
 //! Nothing here allocates device memory or knows a process other than by its file.
@@ -21,7 +24,12 @@ pub mod input;
 pub mod objects;
 pub mod period;
 pub mod pickle;
+pub mod play;
+pub mod price;
 pub mod recorded;
 pub mod recording;
+pub mod run;
 pub mod snapshot;
 pub mod start;
+pub mod subject;
+pub mod symbols;
