@@ -1,4 +1,51 @@
-//! Compiles what must be C++ (`cuda/`) and, on request, makes the bindings of the C header anew.
+//! Embeds the Python side, compiles what must be C++ (`cuda/`) and, on request (feature `bindings`), makes
+//! the Rust declarations of the C header anew.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
+    embed_python(Path::new("python/strandline"));
+    #[cfg(feature = "bindings")]
+    bindings();
+}
+
+/// Writes a table of (module name, source) for the importer in `attach::python_boot`.
+fn embed_python(folder: &Path) {
+    println!("cargo:rerun-if-changed={}", folder.display());
+    let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR"));
+    let mut files: Vec<PathBuf> = fs::read_dir(folder)
+        .expect("python/strandline is part of the source")
+        .filter_map(|entry| entry.ok().map(|e| e.path()))
+        .filter(|path| path.extension().is_some_and(|e| e == "py"))
+        .collect();
+    files.sort();
+    let mut table = String::from("static PYTHON_SOURCES: &[(&str, &str)] = &[\n");
+    for file in files {
+        println!("cargo:rerun-if-changed={}", file.display());
+        let stem = file.file_stem().and_then(|s| s.to_str()).expect("a module's name is ASCII");
+        let name = if stem == "__init__" { "" } else { stem };
+        writeln!(table, "    ({name:?}, include_str!({:?})),", root.join(&file)).expect("writing to a string");
+    }
+    table.push_str("];\n");
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR")).join("python_sources.rs");
+    fs::write(out, table).expect("OUT_DIR is writable");
+}
+
+#[cfg(feature = "bindings")]
+fn bindings() {
+    println!("cargo:rerun-if-changed=include/strandline.h");
+    bindgen::Builder::default()
+        .header("include/strandline.h")
+        .allowlist_item("strandline_.*|STRANDLINE_.*")
+        .default_macro_constant_type(bindgen::MacroTypeVariation::Signed)
+        .layout_tests(false)
+        .disable_header_comment()
+        .raw_line("// Made from include/strandline.h by `make bindings`; do not edit.")
+        .generate()
+        .expect("include/strandline.h is not understood by bindgen")
+        .write_to_file("src/attach/bindings.rs")
+        .expect("src/attach is not writable");
 }

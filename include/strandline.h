@@ -82,8 +82,15 @@ int strandline_explain(uint64_t id, const char *answer);
 /* Writes the report now into `folder` (NULL: the run's own folder). Returns 0 or STRANDLINE_EIO. */
 int strandline_report(const char *folder);
 
+/* The run is over: judges what still waits, writes the last report and says where it is. Once; later calls
+ * do nothing. Returns 0 or STRANDLINE_EIO. */
+int strandline_finish(void);
+
 /* Statistics of a device as a JSON object with the keys of torch.cuda.memory_stats(); device -1 is the host. */
 size_t strandline_stats(int device, char *buffer, size_t size);
+
+/* The source text of a module of the embedded Python package ("" for the package itself), or NULL. */
+const char *strandline_python_source(const char *module);
 
 #ifdef __cplusplus
 }

@@ -1,1 +1,45 @@
-//! How strandline gets into a process.
+//! How strandline gets into a process, and how it stays out of the way.
+//!
+//! | file | job |
+//! |---|---|
+//! | [`options`] | what the environment asks for |
+//! | [`preload`] | the symbols that a preloaded library takes the place of |
+//! | [`python_boot`] | runs the Python side when `import torch` is seen |
+//! | [`process`] | the one state of a process: heaps, ledgers, clock, judge |
+//! | [`served`] | one device: its heap and its ledger under one lock |
+//! | [`outcome`] | what is told and written: new findings, reports, the end of the run |
+//! | [`abi`] | the C ABI of `include/strandline.h` |
+//! | [`signal`] | reports on a signal, and before a terminating one |
+//! | [`fork`] | forked children stay inert |
+//! | [`launch`] | passing signals on from `strandline run` |
+//!
+//! Nothing here may abort, panic across the ABI, take Python's GIL under a lock, or change the job's
+//! output, result or exit code.
+
+pub mod abi;
+pub mod fork;
+pub mod launch;
+pub mod options;
+pub mod outcome;
+pub mod preload;
+pub mod process;
+pub mod python_boot;
+pub mod served;
+pub mod signal;
+
+use std::fmt::Arguments;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Says one line on stderr, whole or not at all; never fails.
+pub fn say(line: Arguments<'_>) {
+    let text = format!("strandline: {line}\n");
+    // SAFETY: the buffer lives through the call; a failed write is nothing that can be mended here.
+    unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };
+}
+
+/// Says `line` the first time only; `said` is the caller's own static.
+pub fn say_once(said: &AtomicBool, line: Arguments<'_>) {
+    if !said.swap(true, Ordering::Relaxed) {
+        say(line);
+    }
+}

@@ -74,7 +74,7 @@ pub enum State {
     /// Explained as no leak, at this measure.
     Dismissed { reason: String, measure: u64, step: u32 },
     /// Was called, then settled or was freed.
-    Withdrawn { measure: u64 },
+    Withdrawn { finding: usize, measure: u64, step: u32 },
 }
 
 /// One site under suspicion.

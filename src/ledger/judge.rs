@@ -99,12 +99,27 @@ impl Judge {
 
     /// Brings known cases of a device up to date.
     fn refresh(&mut self, accounts: &Accounts, view: &View) {
-        for case in self.cases.iter_mut().filter(|case| case.device == accounts.device()) {
+        for (at, case) in
+            self.cases.iter_mut().enumerate().filter(|(_, case)| case.device == accounts.device())
+        {
             let Some(site) = accounts.site(case.site) else { continue };
             case.live_bytes = site.level.bytes;
             case.live_blocks = u64::from(site.level.blocks);
             if matches!(case.state, State::Weighing) {
                 continue;
+            }
+            if let State::Withdrawn { finding, measure, step } = case.state {
+                // It only paused: two more events, and more of it than ever.
+                let again = site.cohorts.iter().filter(|c| c.first > step).count();
+                if again >= 2 && case.measure() > measure && settled_word(site, case, view).is_none() {
+                    case.state = State::Called(finding);
+                    case.settled = None;
+                    let found = &mut self.findings[finding];
+                    if found.withdrawn.take().is_some() {
+                        found.cases.clear();
+                    }
+                    found.cases.push(at);
+                }
             }
             case.most = case.most.max(case.measure());
             let again = (view.ended + case.site).is_multiple_of(4);
@@ -353,7 +368,8 @@ impl Judge {
             let cases = finding.cases.clone();
             self.findings[at].withdrawn = word;
             for case in cases {
-                self.cases[case].state = State::Withdrawn { measure: self.cases[case].most };
+                let measure = self.cases[case].most;
+                self.cases[case].state = State::Withdrawn { finding: at, measure, step: self.ended };
             }
         }
     }
@@ -463,7 +479,7 @@ impl Case {
     /// Whether a closed case is worth another look, given what its site shows now.
     fn asks_again(&self, fresh: &Case) -> bool {
         match &self.state {
-            State::Withdrawn { measure } => fresh.measure() * 2 > measure * 3,
+            State::Withdrawn { measure, .. } => fresh.measure() * 2 > measure * 3,
             State::Dismissed { measure, step, .. } => {
                 let bound = self.answer.as_ref().and_then(|answer| answer.bounded);
                 let room = bound.map_or(ASK_AGAIN, |b| (2 * b.capacity / b.length.max(1)).max(ASK_AGAIN));
@@ -489,6 +505,9 @@ fn settled_word(site: &super::site::Site, case: &Case, view: &View) -> Option<St
         }
         Standing::Replaces => {
             Some(format!("filled to {} blocks, then new ones replace the oldest", case.live_blocks))
+        }
+        Standing::Freed if case.pattern.shape == Shape::Burst => {
+            Some(format!("kept from step {}, then freed by step {}", case.pattern.first, view.ended))
         }
         Standing::Freed => Some(format!("grew to {most}, then was freed by step {}", view.ended)),
     }

@@ -22,6 +22,8 @@ const SHARE: f64 = 0.55;
 /// Bursts before a regular rhythm is called, and before an irregular one is.
 const PERIODIC: usize = 4;
 const SPORADIC: usize = 5;
+/// Steps before an irregular rhythm is told from the irregularities of a beginning.
+const SETTLING: u32 = 28;
 /// Gaps shorter than this belong to the loop itself (two or three optimizers).
 const SHORT_PERIOD: f64 = 4.0;
 /// Steps at a run's start in which what stays is warm-up, and the share of a longer run.
@@ -118,7 +120,7 @@ pub fn recognise(site: &Site, view: &View) -> Option<Pattern> {
     // Nothing new for long: whatever it was, it does not accumulate now. A burst is the exception.
     let bursts = bursts(&old, 1);
     steady(site, &old, upto)
-        .or_else(|| periodic(site, &bursts, view))
+        .or_else(|| periodic(site, view))
         .or_else(|| irregular(site, &bursts, view))
         .or_else(|| (view.ended - newest.last >= STAYED).then(|| burst(site, &old, view)).flatten())
 }
@@ -158,7 +160,11 @@ fn accumulates(site: &Site, first: u32, old: &[Cohort]) -> bool {
     let rose = f64::from(site.level.blocks) - f64::from(before.0);
     let late = f64::from(site.level.late - before.1);
     if rose >= 0.5 * born && late <= 0.34 * born {
-        return true;
+        // Where blocks are known to die late, only a level never seen before counts as growth.
+        let history = site.history.points().iter().filter(|p| p.0 < first);
+        let high = history.map(|p| p.1.blocks).max().unwrap_or(0);
+        return site.late_blocks as f64 <= 0.5 * born
+            || f64::from(site.level.blocks) >= 1.3 * f64::from(high);
     }
     // Long-lived blocks that come and go at a site that also leaks: the level itself must keep rising.
     let levels: Vec<f64> = site.history.points().iter().map(|p| f64::from(p.1.blocks)).collect();
@@ -169,6 +175,27 @@ fn accumulates(site: &Site, first: u32, old: &[Cohort]) -> bool {
         && rose > 0.0
 }
 
+/// Laplace's statistic of the births of survivors, and whether they thin out. What begins with the run may be
+/// a cache that fills: there every event counts, the first too, and less is tolerated.
+fn thinning(site: &Site, first: u32, ended: u32) -> (f64, bool) {
+    let begins = site.cohorts.iter().next().is_some_and(|c| c.first <= 3);
+    let (since, least) = if begins { (0, -1.2) } else { (first, -1.7) };
+    let events =
+        site.cohorts.iter().filter(|c| (begins || c.first > since) && c.last + MATURE <= ended).flat_map(
+            |c| {
+                let middle = (f64::from(c.first) + f64::from(c.last)) / 2.0;
+                std::iter::repeat_n(middle, c.events().min(64) as usize)
+            },
+        );
+    let z = trend::laplace(events, f64::from(since), f64::from(ended));
+    (z, z < least)
+}
+
+/// How many times the usual evidence a site must show: more where blocks are known to die late.
+fn doubt(site: &Site, events: u32) -> usize {
+    if site.late_blocks * 2 > u64::from(events) { 2 } else { 1 }
+}
+
 /// A site that once lost most of its blocks must grow beyond what it had then.
 fn outgrew_resets(site: &Site) -> bool {
     site.resets == 0 || f64::from(site.level.blocks) > 1.5 * f64::from(site.tooth)
@@ -176,24 +203,31 @@ fn outgrew_resets(site: &Site) -> bool {
 
 fn steady(site: &Site, old: &[Cohort], upto: u32) -> Option<Pattern> {
     let from = (upto + 1).saturating_sub(WINDOW);
-    let first_in_window = old.iter().find(|c| c.last >= from)?.first.max(from);
     let newest = old.last()?;
-    if upto + 1 - first_in_window < SPAN || upto - newest.last > 6 {
+    if upto + 1 - old[0].first < SPAN || upto - newest.last > 6 {
         return None;
     }
-    let hits: f64 = old
-        .iter()
-        .filter(|c| c.last >= from)
-        .map(|c| {
-            let inside = f64::from(c.last - c.first.max(from) + 1);
-            f64::from(c.events()) * inside / f64::from(c.last - c.first + 1)
-        })
-        .sum();
+    let hits_in = |from: u32, to: u32| -> f64 {
+        let within = old.iter().filter(|c| c.last >= from && c.first < to);
+        within
+            .map(|c| {
+                let inside = f64::from((c.last + 1).min(to) - c.first.max(from));
+                f64::from(c.events()) * inside / f64::from(c.last - c.first + 1)
+            })
+            .sum()
+    };
+    let hits = hits_in(from, upto + 1);
+    // The window must be covered, not only its end.
+    if hits_in(from, from + WINDOW / 3) < 1.9 {
+        return None;
+    }
     let share = hits / f64::from(upto + 1 - from);
     if share < SHARE && !(share >= 0.3 && short_rhythm(old)) {
         return None;
     }
-    if !outgrew_resets(site) || !accumulates(site, from, old) {
+    // Nearly every step is a leak at any pace; else the pace must hold.
+    let thins = share < 0.9 && thinning(site, old[0].first, upto + MATURE).1;
+    if thins || !outgrew_resets(site) || !accumulates(site, from, old) {
         return None;
     }
     let first = old[0].first;
@@ -287,8 +321,11 @@ fn epoch_length(epochs: &[EpochStart]) -> Option<f64> {
     (epochs.len() >= 3).then(|| f64::from(last.step - first.step) / (epochs.len() - 1) as f64)
 }
 
-fn periodic(site: &Site, bursts: &[Burst], view: &View) -> Option<Pattern> {
-    if bursts.len() < PERIODIC {
+fn periodic(site: &Site, view: &View) -> Option<Pattern> {
+    // The rhythm of the older ones vouches for the newest: one boundary is age enough.
+    let grown: Vec<Cohort> = site.cohorts.iter().filter(|c| c.last < view.ended).copied().collect();
+    let bursts = &bursts(&grown, 1)[..];
+    if bursts.len() < PERIODIC || bursts.len() < PERIODIC * doubt(site, bursts.len() as u32) {
         return None;
     }
     let newest = bursts.last()?;
@@ -298,12 +335,17 @@ fn periodic(site: &Site, bursts: &[Burst], view: &View) -> Option<Pattern> {
     let by_epoch = aligned(&bursts[bursts.len().saturating_sub(8)..], view.epochs);
     let period = by_epoch.or_else(|| rhythm(recent))?;
     let quiet = f64::from(view.ended - newest.start);
+    if by_epoch.is_none() && period < SHORT_PERIOD * 1.5 && bursts.len() < PERIODIC + 2 {
+        return None;
+    }
     if period < SHORT_PERIOD - 0.5 || quiet > 1.8 * period + 2.0 {
         return None;
     }
     let first = bursts[bursts.len().saturating_sub(9)].start;
-    let old: Vec<Cohort> =
-        site.cohorts.iter().filter(|c| c.last + MATURE <= view.ended && c.last >= first).copied().collect();
+    if thinning(site, first, view.ended).1 {
+        return None;
+    }
+    let old: Vec<Cohort> = grown.iter().filter(|c| c.last >= first).copied().collect();
     if !outgrew_resets(site) || !accumulates(site, first, &old) {
         return None;
     }
@@ -321,15 +363,20 @@ fn periodic(site: &Site, bursts: &[Burst], view: &View) -> Option<Pattern> {
 fn irregular(site: &Site, bursts: &[Burst], view: &View) -> Option<Pattern> {
     let skip = bursts.iter().take_while(|burst| burst.end < 2).count();
     let bursts = &bursts[skip..];
-    if bursts.len() < SPORADIC {
+    let events: u32 = bursts.iter().map(|burst| burst.steps).sum();
+    if view.ended < SETTLING
+        || bursts.len() + 1 < SPORADIC
+        || (events as usize) < SPORADIC * doubt(site, events)
+    {
         return None;
     }
     let (first, newest) = (bursts[0], bursts[bursts.len() - 1]);
     let from = f64::from(first.start);
-    let thinning =
-        trend::laplace(bursts[1..].iter().map(|b| f64::from(b.start)), from, f64::from(view.ended));
+    let gaps: Vec<f64> = bursts.windows(2).map(|pair| f64::from(pair[1].start - pair[0].start)).collect();
+    let regular = rhythm(&gaps[gaps.len().saturating_sub(8)..]).is_some_and(|period| period >= SHORT_PERIOD);
+    let (thinning, thins) = thinning(site, first.start, view.ended);
     let quiet = f64::from(view.ended - newest.end);
-    if thinning < -1.7 || quiet > 0.4 * (f64::from(view.ended) - from) {
+    if regular || thins || quiet > 0.4 * (f64::from(view.ended) - from) {
         return None;
     }
     let old: Vec<Cohort> = site
@@ -469,13 +516,21 @@ pub fn standing(site: &Site, pattern: &Pattern, most: u64, view: &View) -> Stand
         return Standing::Freed;
     }
     if pattern.shape == Shape::Burst {
-        return Standing::Growing;
+        let left = site.cohorts.iter().filter(|c| c.last >= pattern.first && c.first <= pattern.last);
+        let left: u64 = left.map(|c| c.bytes).sum();
+        return if left * 2 < pattern.bytes { Standing::Freed } else { Standing::Growing };
     }
     let span = f64::from(ended.saturating_sub(pattern.first));
     let newest = site.cohorts.iter().rev().find(|c| c.last + MATURE <= ended).map_or(0, |c| c.last);
-    let gaps = if pattern.shape == Shape::Irregular { 6.0 } else { 3.5 };
-    if f64::from(ended - newest) > (gaps * pattern.period).max(20.0).max(0.2 * span) {
+    let (gaps, least) = if pattern.shape == Shape::Irregular { (9.0, 40.0) } else { (3.5, 20.0) };
+    if f64::from(ended - newest) > (gaps * pattern.period).max(least).max(0.2 * span) {
         return Standing::Stopped(newest);
+    }
+    let since = site.history.at(pattern.first).map_or(0, |point| point.1.late);
+    let alive: u64 =
+        site.cohorts.iter().filter(|c| c.last >= pattern.first).map(|c| u64::from(c.blocks)).sum();
+    if f64::from(site.level.late - since) > 0.6 * alive as f64 && !rising(site, pattern.first) {
+        return Standing::Replaces;
     }
     let window = (3.5 * pattern.period).max(12.0).max(0.1 * span);
     let Some(then) = ended.checked_sub(window as u32).and_then(|step| site.history.at(step)) else {
@@ -488,10 +543,13 @@ pub fn standing(site: &Site, pattern: &Pattern, most: u64, view: &View) -> Stand
         return Standing::Growing;
     }
     // Sizes may rise while their number does not; bounded in blocks is bounded enough when old ones leave.
-    let levels: Vec<f64> =
-        site.history.points().iter().filter(|p| p.0 >= then.0).map(|p| { p.1.bytes } as f64).collect();
-    let rising = levels.len() >= 5
-        && trend::mann_kendall(&levels).0 > 0.8
-        && site.level.bytes as f64 > 1.3 * bytes_then as f64;
-    if rising { Standing::Growing } else { Standing::Replaces }
+    let more = site.level.bytes as f64 > 1.3 * bytes_then as f64;
+    if more && rising(site, then.0) { Standing::Growing } else { Standing::Replaces }
+}
+
+/// Whether live bytes kept rising since a step, as far as the history shows.
+fn rising(site: &Site, from: u32) -> bool {
+    let points = site.history.points().iter().filter(|p| p.0 >= from);
+    let levels: Vec<f64> = points.map(|p| p.1.bytes as f64).collect();
+    levels.len() >= 5 && trend::mann_kendall(&levels).0 > 0.8
 }

@@ -1,2 +1,53 @@
-//! The command.
-fn main() {}
+//! The command: one file per verb. Knows the environment variables that the library reads and the report
+//! that it writes; must not know a heap or a ledger.
+
+mod demo;
+mod paths;
+mod report;
+mod run;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// Exit codes of the command itself; `run` passes the job's own code on.
+mod code {
+    /// The job succeeded but leaked (`--fail-on-leak`).
+    pub const LEAK: u8 = 3;
+    /// The command line, a file or the set-up is not what it must be.
+    pub const USAGE: u8 = 2;
+    /// The job's program was found but could not be started (as a shell says).
+    pub const NOT_EXECUTABLE: u8 = 126;
+    /// The job's program was not found (as a shell says).
+    pub const NOT_FOUND: u8 = 127;
+}
+
+/// Finds the memory that a training job leaks: where it was allocated, who holds it, and what to change.
+#[derive(Parser)]
+#[command(name = "strandline", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Run a job under strandline and report what leaks; the job's exit code is passed on
+    Run(run::Run),
+    /// Run a small training job that really leaks, and show the finding
+    Demo(demo::Demo),
+    /// Show a report that a run has written
+    Report(report::Report),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let done = match cli.verb {
+        Verb::Run(run) => run.run(),
+        Verb::Demo(demo) => demo.run(),
+        Verb::Report(report) => report.run(),
+    };
+    done.unwrap_or_else(|error| {
+        eprintln!("strandline: {error}");
+        ExitCode::from(code::USAGE)
+    })
+}

@@ -1,0 +1,100 @@
+"""strandline: leak accounting for PyTorch's memory. The public Python side.
+
+Must not know: how the clock or the explanations work; never imports torch by itself.
+Invariant: without the library every function here is a harmless no-op, except `install`, which says what to do.
+"""
+
+from typing import Any, Dict, Optional
+
+__version__ = "0.1.0"
+__all__ = ["active", "epoch", "install", "phase", "report", "stats", "step", "NotInstalled"]
+
+
+class NotInstalled(ImportError):
+    """The shared library was found neither in this process nor on disk."""
+
+
+def install(mode: str = "auto", out: Optional[str] = None, quiet: bool = False, **options: Any) -> None:
+    """Begins accounting in this process: mode "auto", "heap", "observer" or "host".
+
+    `out` is the folder of the reports; further options are those of strandline_start in strandline.h.
+    Call it before the first tensor is made on the device. A second call does nothing.
+    """
+    from . import _boot, _library
+
+    library = _library.load()
+    if library is None:
+        raise NotInstalled(
+            "strandline: libstrandline.so is not in this process. Start the program with "
+            "`strandline run -- python …`, or name the file in STRANDLINE_LIB, or install the strandline wheel."
+        )
+    told: Dict[str, Any] = dict(options)
+    if out is not None:
+        told["out"] = str(out)
+    if quiet:
+        told["quiet"] = True
+    _boot.start(mode, told)
+
+
+def active() -> bool:
+    """Whether strandline accounts in this process (not so in forked children)."""
+    from . import _library
+
+    library = _library.find()
+    return library is not None and library.mode() > 0
+
+
+def step() -> None:
+    """A step ended. Once told by hand, steps are no longer guessed."""
+    clock = _clock()
+    if clock is not None:
+        clock.step_by_hand()
+
+
+def epoch() -> None:
+    """A new epoch began. Once told by hand, epochs are no longer guessed."""
+    clock = _clock()
+    if clock is not None:
+        clock.epoch_by_hand()
+
+
+class phase:
+    """`phase("validation")` enters a phase; `with phase("validation"):` also leaves it."""
+
+    def __init__(self, name: str) -> None:
+        from . import _library
+
+        if name not in _library.PHASES:
+            raise ValueError(f"phase is one of {', '.join(_library.PHASES)}, not {name!r}")
+        clock = _clock()
+        self._enter = clock.library.phase if clock is not None else None
+        self._before = self._enter(_library.PHASES[name]) if self._enter is not None else 0
+
+    def __enter__(self) -> "phase":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self._enter is not None:
+            self._enter(self._before)
+
+
+def report(path: Optional[str] = None) -> bool:
+    """Writes the report now into the folder `path` (None: the run's own). False when there is none to write."""
+    from . import _library
+
+    library = _library.find()
+    return library is not None and library.mode() > 0 and library.report(path) == 0
+
+
+def stats(device: int = -1) -> Dict[str, Any]:
+    """Statistics of a device under the keys of torch.cuda.memory_stats(); device -1 is the host."""
+    from . import _library
+
+    library = _library.find()
+    return library.stats(device) if library is not None and library.mode() > 0 else {}
+
+
+def _clock() -> Any:
+    from . import _boot
+
+    return _boot.clock()

@@ -1,0 +1,397 @@
+"""Composes the answer for one candidate from the paths to its blocks: holder, kept line, fix, bound, group.
+
+Must not know: how paths are found.
+Invariant: the answer is plain JSON; nothing of the user's is kept.
+"""
+
+import ast
+import os
+import sys
+from collections import deque
+from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
+
+from . import _fixes, _limits
+from ._code import Files, text
+from ._holders import Climb, isinstance_plain
+from ._path import _LRU, Path, Step, type_name
+from ._roots import Roots, is_user_file
+from ._source import HOOKS, Finder, Holder, Store, context_line, decorator_line
+
+
+class Evidence(NamedTuple):
+    candidate: Dict[str, Any]
+    paths: List[Tuple[int, Path]]  # the step of birth, the path
+    sought: int
+    role: str
+    collecting: bool
+    current: Set[int]
+    complete: bool
+
+
+class Kept(NamedTuple):
+    file: str
+    line: int
+    code: str
+    store: Optional[Store]
+    holder: Optional[Holder]
+    step: Optional[Step]
+    library: str  # where a library's own line stores it, when the line named is the user's call
+
+
+def unknown(path: str = "", kind: str = "") -> Dict[str, Any]:
+    return {
+        "held_by": {"path": path, "kind": kind} if path else None,
+        "kept_at": None,
+        "fix": "",
+        "released_by": "unknown",
+        "not_a_leak": None,
+        "bounded": None,
+        "group": path,
+        "seconds": 0.0,
+    }
+
+
+def compose(evidence: Evidence, climb: Climb, roots: Roots, files: Files) -> Dict[str, Any]:
+    if evidence.role:
+        answer = unknown(evidence.role, "training")
+        answer.update(not_a_leak=evidence.role, released_by="nothing", group="role")
+        return answer
+    if not evidence.paths:
+        if not evidence.complete or not evidence.sought:
+            return unknown()
+        path = "held by the active profiler" if _profiling() else "held by C++"
+        answer = unknown(path, "c++")
+        answer["fix"] = "stop the profiler, or give it a schedule" if _profiling() else _fixes.outside()
+        answer["group"] = path + ": " + str(evidence.candidate.get("allocated_at"))
+        return answer
+    return _Composer(evidence, climb, roots, files).answer()
+
+
+class _Composer:
+    def __init__(self, evidence: Evidence, climb: Climb, roots: Roots, files: Files) -> None:
+        self.evidence, self.climb, self.roots, self.files = evidence, climb, roots, files
+        self.group = _largest(evidence.paths)
+        self.path = self.group[0][1]
+        self.growth = _growth(self.group)
+        stack = [
+            (str(frame.get("file", "")), str(frame.get("function", "")), int(frame.get("line", 0)))
+            for frame in evidence.candidate.get("stack", [])
+            if isinstance(frame, dict)
+        ]
+        self.finder = Finder(files, _user_files(stack), stack)
+
+    def answer(self) -> Dict[str, Any]:
+        path = self.path
+        kept = self._kept()
+        container = path.steps[self.growth].parent if self.growth is not None else None
+        bound = self._bound(kept, container)
+        answer = unknown()
+        answer["held_by"] = {"path": path.text() + self._about(container), "kind": self._kind(container)}
+        answer["kept_at"] = {"file": kept.file, "line": kept.line, "code": kept.code} if kept else None
+        answer["released_by"] = "gc" if path.root == "cycle" else "nothing" if path.root in ("global", "local", "class") else "unknown"
+        answer["fix"] = self._fix(kept, container)
+        answer["group"] = f"{kept.file}:{kept.line}" if kept else self._stem()
+        if bound is not None:
+            if bound.length is not None and bound.capacity is not None:
+                answer["bounded"] = {"length": bound.length, "capacity": bound.capacity}
+            if not path.through_graph and self._fits(bound):
+                answer["not_a_leak"] = bound.reason
+        return answer
+
+    # the line
+    def _named(self) -> List[Tuple[int, Step]]:
+        """The steps whose name a statement may store into, the nearest to the growth first."""
+        path = self.path
+        steps = path.around or path.steps
+        last = len(steps) if path.around else self.growth + 1 if self.growth is not None else _common(self.group)
+        named: List[Tuple[int, Step]] = []
+        for position, step in enumerate(steps[:last]):
+            if step.name == "__traceback__" and not path.around:
+                break
+            if step.kind in ("name", "attribute") or step.name == "lru_cache" or step.text.startswith(".<closure"):
+                named.append((position, step))
+        named.reverse()
+        if len(self.group) == 1 and not path.around:
+            named.sort(key=lambda item: item[1].weak)
+        if path.around:
+            named.sort(key=lambda item: not hasattr(type(item[1].parent), "_forward_cls"))
+        return named
+
+    def _kept(self) -> Optional[Kept]:
+        library: Optional[Store] = None
+        fallback: Optional[Kept] = None
+        for position, step in self._named():
+            if step.name == "lru_cache":
+                found = decorator_line(self.files, step.parent)
+                if found is not None:
+                    return Kept(found[0].name, found[1], found[0].code(found[1]), None, None, step, "")
+                continue
+            forward_class = getattr(type(step.parent), "_forward_cls", None) if step.kind == "attribute" else None
+            if forward_class is not None:
+                found = context_line(self.files, forward_class, step.name)
+                if found is not None:
+                    return Kept(found[0].name, found[1], found[0].code(found[1]), None, None, step, "")
+                continue
+            holders = self._holders(position, step)
+            if library is not None and self.growth is not None:
+                method = getattr(library.statement.function, "name", "")
+                for holder in holders:
+                    calls = self.finder.calls(holder, method)
+                    if calls and is_user_file(calls[0].file.name):
+                        return self._made(calls[0], holder, step, f"{os.path.basename(library.file.name)}:{library.line}")
+            stores = sorted((store for holder in holders for store in self.finder.stores(holder)), key=lambda store: -store.score)
+            good = [store for store in stores if is_user_file(store.file.name)]
+            if good and (good[0].score > 20 or position == 0):
+                best = good[0]
+                holder = next(h for h in holders if any(s.line == best.line for s in self.finder.stores(h)))
+                return self._made(best, holder, step, "")
+            if good and fallback is None:
+                fallback = self._made(good[0], holders[0], step, "")
+            if stores and library is None and not good:
+                library = stores[0]
+        if fallback is None and library is not None:
+            return self._made(library, None, None, "")
+        return fallback
+
+    @staticmethod
+    def _made(store: Store, holder: Optional[Holder], step: Optional[Step], library: str) -> Kept:
+        return Kept(store.file.name, store.line, store.file.code(store.line), store, holder, step, library)
+
+    def _holders(self, position: int, step: Step) -> List[Holder]:
+        """The name itself, and other names of the container that grows."""
+        steps = self.path.around or self.path.steps
+        keys = tuple(s.text for s in steps[position + 1 : self.growth] if s.kind == "index") if self.growth is not None and not self.path.around else ()
+        found = []
+        own = _holder(step, self.path, keys)
+        if own is not None:
+            found.append(own)
+        if not self.path.around and step.value is not None and any(isinstance_plain(step.value, base) for base in (list, dict, set, deque)):
+            for place in self.roots.local(step.value):
+                if place != step.where:
+                    found.append(Holder("local", place.name, place.file, place.function, place.first_line, keys=keys))
+            for owner, name in self.climb.attributes(step.value):
+                other = _attribute_holder(owner, name, keys)
+                if other not in found:
+                    found.append(other)
+        return found
+
+    # the bound
+    def _bound(self, kept: Optional[Kept], container: Any) -> Optional[_limits.Bound]:
+        if container is None:
+            return None
+        own = _limits.own_bound(container)
+        if own is not None or kept is None or kept.store is None or kept.holder is None or kept.library:
+            return own
+        owner = kept.step.parent if kept.step is not None and kept.step.kind == "attribute" else None
+        return _limits.evicting(kept.store, kept.holder, container, owner) or _limits.begun_anew(kept.store, kept.holder)
+
+    def _fits(self, bound: _limits.Bound) -> bool:
+        """Whether the container would still fit the device when full."""
+        if bound.length is None or bound.capacity is None or not bound.length:
+            return True
+        live = int(self.evidence.candidate.get("live_bytes", 0))
+        return live / bound.length * bound.capacity < _memory(int(self.evidence.candidate.get("device", -1)))
+
+    # words
+    def _about(self, container: Any) -> str:
+        if container is None or type(container) is _LRU:
+            return ""
+        position = self.growth or 0
+        owner = next((step for step in reversed(self.path.steps[:position]) if step.kind == "attribute"), None)
+        where = f" {_class_name(owner.parent)}.{owner.name}" if owner is not None else ""
+        length = _limits._length(container)
+        count = f", {length} entries" if length is not None else ""
+        return f"  ({type_name(container)}{where}{count})"
+
+    def _kind(self, container: Any) -> str:
+        path = self.path
+        if path.root == "cycle":
+            return "cycle"
+        if any(step.name == "__traceback__" for step in path.steps):
+            return "exception"
+        if container is not None:
+            return "lru_cache" if type(container) is _LRU else type_name(container)
+        if path.through_graph:
+            return "autograd graph"
+        if path.root == "stack":
+            return "stack"
+        for step in reversed(path.steps):
+            if step.kind in ("attribute", "name"):
+                return "attribute" if step.kind == "attribute" else path.root
+        return path.root
+
+    def _stem(self) -> str:
+        steps = self.path.steps[: self.growth] if self.growth is not None else self.path.steps
+        return self.path.prefix + "".join(step.text for step in steps if step.kind != "index")
+
+    def _fix(self, kept: Optional[Kept], container: Any) -> str:
+        path = self.path
+        node = kept.store.statement.node if kept and kept.store else None
+        name = self._holder_text(kept)
+        around = path.around
+        if kept and kept.step is not None and hasattr(type(kept.step.parent), "_forward_cls"):
+            return _fixes.context(kept.step.name)
+        if path.root == "cycle":
+            return _fixes.cycle(f"{type_name(around[0].parent)}{around[0].text}" if around else "an object that refers to itself", self.evidence.collecting)
+        steps = path.steps
+        if container is not None and type(container) is _LRU:
+            return _fixes.cache(getattr(container, "__name__", "the function"), container.cache_info().maxsize)
+        if any(step.name == "__traceback__" for step in steps):
+            return _fixes.traceback(node, name)
+        below = steps[self.growth + 1 :] if self.growth is not None else []
+        if kept and kept.library and kept.store is not None:
+            return _fixes.library_call(kept.code, kept.library)
+        if kept and kept.step is not None and kept.step.name in HOOKS:
+            return _fixes.hooks(name, HOOKS[kept.step.name])
+        for step in below:
+            if step.text.startswith(".<closure"):
+                return _fixes.captured(name, "function", step.name)
+            if step.name == "keywords" or step.name == "args" and type_name(step.parent) == "partial":
+                return _fixes.captured(name, "partial", step.text.split("'")[1] if "'" in step.text else "argument")
+        for step in steps:
+            if _is_a(step.parent, "Optimizer") and id(step.parent) not in self.evidence.current:
+                return _fixes.old_optimizer(name)
+            if _is_a(step.parent, "Future"):
+                return _fixes.future(name)
+        if path.through_graph:
+            return _fixes.graph_stored(node, name, path.scalar) if container is not None else _fixes.graph_accumulated(node, name, path.scalar)
+        if container is not None and any(step.weak for step in below):
+            return _fixes.old_model(name)
+        small, large = path.sizes
+        if container is not None and 0 < 4 * small <= large:
+            return _fixes.view(name, small, large)
+        if container is not None:
+            return _fixes.container(name, "dict" if isinstance_plain(container, dict) else "list", _fixes.stored_value(node))
+        if path.root == "stack":
+            return _fixes.generator(name)
+        if kept and kept.store and kept.store.how in ("again", "augment"):
+            return _fixes.regrown(name, _fixes.stored_value(node))
+        return _fixes.retained(name)
+
+    def _holder_text(self, kept: Optional[Kept]) -> str:
+        step = kept.step if kept else None
+        if step is None:
+            return self._stem().split(": ")[-1] or "it"
+        if step.kind == "attribute":
+            node = kept.store.statement.node if kept and kept.store else None
+            for part in [] if node is None else ast.walk(node):
+                if getattr(part, "attr", None) == step.name:
+                    return text(part)
+            return f"{_class_name(step.parent)}.{step.name}"
+        return step.name
+
+
+def _holder(step: Step, path: Path, keys: Tuple[str, ...]) -> Optional[Holder]:
+    if step.text.startswith(".<closure") or step.text.startswith(".<default"):
+        code = step.parent.__code__
+        if step.text.startswith(".<default"):
+            return Holder("local", step.name, code.co_filename, code.co_name, code.co_firstlineno, keys=keys)
+        around = step.parent.__qualname__.split(".<locals>")
+        return Holder("local", step.name, code.co_filename, around[-2].split(".")[-1], 0, keys=keys) if len(around) > 1 else None
+    if step.kind == "name":
+        if step.where is not None:
+            if step.name in ("self", "cls"):
+                return None
+            place = step.where
+            return Holder("local", step.name, place.file, place.function, place.first_line, keys=keys)
+        return Holder("global", step.name, path.file, keys=keys)
+    return _attribute_holder(step.parent, step.name, keys)
+
+
+def _attribute_holder(owner: Any, name: str, keys: Tuple[str, ...]) -> Holder:
+    kind = owner if isinstance_plain(owner, type) else type(owner)
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    return Holder("attribute", name, file, classes=tuple(base.__name__ for base in kind.__mro__ if base is not object), keys=keys)
+
+
+def _largest(paths: List[Tuple[int, Path]]) -> List[Tuple[int, Path]]:
+    """The paths that share a beginning with most others; of equals those with the oldest block."""
+    groups: Dict[Any, List[Tuple[int, Path]]] = {}
+    for born, path in paths:
+        name = next((step.name for step in path.steps if step.kind == "name"), "")
+        groups.setdefault((path.root, path.prefix if path.root != "cycle" else "", name), []).append((born, path))
+    return max(groups.values(), key=len)
+
+
+def _growth(group: List[Tuple[int, Path]]) -> Optional[int]:
+    """The outermost container in which blocks of different steps lie at different places."""
+    if group[0][1].around:
+        return None
+    births = len({born for born, _ in group})
+    best: Optional[int] = None
+    most = 1
+    for position in range(min(len(path.steps) for _, path in group)):
+        kind = group[0][1].steps[position].kind
+        different = len({tuple(path.keys()[: position + 1]) for _, path in group})
+        if different > most and births > 1:
+            if kind != "index":
+                if different >= births:
+                    break
+                continue
+            best, most = position, different
+            if different >= births:
+                break
+    if best is None and births == 1 or len(group) == 1:
+        return _widest(group[0][1]) if len(group) == 1 else None
+    return best
+
+
+def _widest(path: Path) -> Optional[int]:
+    """Of a single path: the outermost container with more than a few entries."""
+    for position, step in enumerate(path.steps):
+        if step.name == "lru_cache":
+            return position
+        length = _limits._length(step.parent)
+        if step.kind == "index" and length is not None and length > 4:
+            return position
+    return None
+
+
+def _common(group: List[Tuple[int, Path]]) -> int:
+    """The number of steps that all paths share."""
+    if len(group) == 1:
+        return len(group[0][1].steps)
+    count = 0
+    for position in range(min(len(path.steps) for _, path in group)):
+        if len({path.steps[position].text for _, path in group}) > 1:
+            break
+        count = position + 1
+    return count
+
+
+def _class_name(owner: Any) -> str:
+    return owner.__name__ if isinstance_plain(owner, type) else type_name(owner)
+
+
+def _is_a(thing: Any, name: str) -> bool:
+    return any(base.__name__ == name for base in type(thing).__mro__)
+
+
+def _user_files(stack: List[Tuple[str, str, int]]) -> List[str]:
+    """The user's source files: those of the allocation, the main script, the modules imported."""
+    found = dict.fromkeys(file for file, _, _ in stack if is_user_file(file))
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    for file in [main, *[getattr(module, "__file__", None) for module in list(sys.modules.values())]]:
+        if isinstance(file, str) and file.endswith(".py") and is_user_file(file) and len(found) < 300:
+            found[file] = None
+    return list(found)
+
+
+def _profiling() -> bool:
+    try:
+        import torch
+
+        return bool(torch.autograd._profiler_enabled())
+    except Exception:
+        return False
+
+
+def _memory(device: int) -> float:
+    try:
+        if device >= 0:
+            import torch
+
+            return float(torch.cuda.get_device_properties(device).total_memory)
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except Exception:
+        return float("inf")

@@ -1,0 +1,118 @@
+"""Source files as flat lists of statements that know where they stand.
+
+Must not know: what is looked for.
+Invariant: a file that cannot be read or parsed is an empty list; a file is parsed once a search.
+"""
+
+import ast
+import linecache
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+_COMPOUND = (ast.For, ast.AsyncFor, ast.While, ast.If, ast.With, ast.AsyncWith, ast.Try)
+_BODIES = ("body", "orelse", "finalbody", "handlers", "cases")
+Functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+class Statement(NamedTuple):
+    """A statement with what encloses it, the outermost first."""
+
+    node: Any
+    function: Any  # the innermost enclosing def or lambda-free scope, None at module level
+    cls: Optional[str]  # the class whose method encloses it
+    loops: Tuple[Any, ...]  # enclosing loops within the function
+    tests: Tuple[Any, ...]  # enclosing if/while statements within the function
+    handlers: Tuple[Any, ...]  # enclosing except clauses within the function
+
+    @property
+    def line(self) -> int:
+        return int(self.node.lineno)
+
+
+class File:
+    """One parsed source file."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.lines = linecache.getlines(name)
+        self.statements: List[Statement] = []
+        self.functions: List[Tuple[Any, Optional[str]]] = []  # def, class
+        self.classes: Dict[str, Any] = {}
+        try:
+            tree = ast.parse("".join(self.lines))
+        except (SyntaxError, ValueError, RecursionError):
+            return
+        try:
+            self._take(tree.body, None, None, (), (), ())
+        except RecursionError:
+            pass
+
+    def code(self, line: int) -> str:
+        return self.lines[line - 1].strip() if 0 < line <= len(self.lines) else ""
+
+    def function_at(self, name: str, first_line: int) -> Any:
+        """The def that a code object came from: its first line is that of its first decorator."""
+        for node, _ in self.functions:
+            first = min([node.lineno, *[decorator.lineno for decorator in node.decorator_list]])
+            if node.name == name and (first <= first_line <= node.lineno or not first_line):
+                return node
+        return None
+
+    def _take(self, body: List[Any], function: Any, cls: Optional[str], loops: Any, tests: Any, handlers: Any) -> None:
+        for node in body:
+            if isinstance(node, Functions):
+                self.functions.append((node, cls))
+                self.statements.append(Statement(node, function, cls, loops, tests, handlers))
+                self._take(node.body, node, cls, (), (), ())
+                continue
+            if isinstance(node, ast.ClassDef):
+                self.classes.setdefault(node.name, node)
+                self._take(node.body, function, node.name, (), (), ())
+                continue
+            if isinstance(node, ast.ExceptHandler):
+                self._take(node.body, function, cls, loops, tests, (*handlers, node))
+                continue
+            self.statements.append(Statement(node, function, cls, loops, tests, handlers))
+            inner_loops = (*loops, node) if isinstance(node, (ast.For, ast.AsyncFor, ast.While)) else loops
+            inner_tests = (*tests, node) if isinstance(node, (ast.If, ast.While)) else tests
+            for part in _BODIES:
+                inner = getattr(node, part, None)
+                if isinstance(inner, list) and inner and isinstance(inner[0], (ast.stmt, ast.ExceptHandler)):
+                    self._take(inner, function, cls, inner_loops, inner_tests, handlers)
+                elif part == "cases" and isinstance(inner, list):
+                    for case in inner:
+                        self._take(case.body, function, cls, inner_loops, inner_tests, handlers)
+
+
+def expressions(node: Any) -> Iterator[Any]:
+    """The expressions of a statement itself, not those of the statements inside it."""
+    if isinstance(node, Functions):
+        for decorator in node.decorator_list:
+            yield from ast.walk(decorator)
+        return
+    for field, value in ast.iter_fields(node):
+        if field in _BODIES and isinstance(node, _COMPOUND):
+            continue
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, ast.AST):
+                yield from ast.walk(item)
+
+
+class Files:
+    """The files of one search."""
+
+    def __init__(self) -> None:
+        self._files: Dict[str, File] = {}
+
+    def get(self, name: str) -> File:
+        found = self._files.get(name)
+        if found is None:
+            found = self._files[name] = File(name)
+        return found
+
+
+def text(node: Any) -> str:
+    """A node as source text."""
+    try:
+        return ast.unparse(node)
+    except Exception:
+        return ""

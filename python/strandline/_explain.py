@@ -1,0 +1,252 @@
+"""Explains candidates: who holds their blocks, which line keeps them, how to mend it. The search as a whole.
+
+Must not know: how the ledger picks candidates, how an answer is worded (_answer).
+Invariant: within its deadline; the collector is off while it runs and as before afterwards, nothing is collected;
+when it returns it holds nothing of the user's; every candidate gets an answer, so that none is asked for again.
+"""
+
+import gc
+import time
+from typing import Any, Dict, List, NamedTuple, Set, Tuple
+
+from . import _autograd, _hooks, _trouble
+from ._answer import Evidence, compose, unknown
+from ._code import Files
+from ._holders import Chain, Climb, Ours
+from ._path import Path, write
+from ._roles import roles
+from ._roots import Roots
+from ._tensors import Blocks, Found, find, referenced
+
+SECONDS = 2.0
+_PICKED = 6  # blocks of a candidate whose holders are sought
+
+
+class Block(NamedTuple):
+    address: int
+    size: int
+    step: int
+
+
+class Explainer:
+    """Answers the library's candidates when the clock says that some wait."""
+
+    def __init__(self, library: Any, clock: Any = None) -> None:
+        self._library = library
+        self._busy = False
+        self.seconds = 0.0
+
+    def answer_pending(self) -> None:
+        if self._busy:
+            return
+        self._busy = True
+        began = time.perf_counter()
+        try:
+            candidates = self._library.candidates()
+            if candidates:
+                answers = self._search(candidates, began)
+                spent = time.perf_counter() - began
+                for candidate in candidates:
+                    answer = answers.get(candidate["id"]) or unknown()
+                    answer["seconds"] = round(spent / len(candidates), 6)
+                    self._library.explain(candidate["id"], answer)
+        except Exception:
+            _trouble.said("the search for holders")
+        finally:
+            self._busy = False
+            self.seconds += time.perf_counter() - began
+
+    @staticmethod
+    def _search(candidates: List[Dict[str, Any]], began: float) -> Dict[int, Dict[str, Any]]:
+        collecting = gc.isenabled()
+        gc.disable()
+        search = None
+        try:
+            search = Search(candidates, current_optimizers(), collecting, began + SECONDS)
+            return search.answers()
+        except Exception:
+            _trouble.said("the search for holders")
+            return {}
+        finally:
+            if search is not None:
+                search.close()
+            if collecting:
+                gc.enable()
+
+
+def current_optimizers() -> Set[int]:
+    return {id(optimizer) for optimizer in (known() for known in list(_hooks.optimizers.values())) if optimizer is not None}
+
+
+def picked(blocks: List[Block]) -> List[Block]:
+    """The blocks to climb from: the oldest and some between; not the newest, which may still be in use."""
+    ordered = sorted(blocks, key=lambda block: block.step)
+    births = sorted({block.step for block in ordered})
+    if len(births) > 2:
+        ordered = [block for block in ordered if block.step != births[-1]]
+    if len(ordered) <= _PICKED:
+        return ordered
+    return [ordered[round(n * (len(ordered) - 1) / (_PICKED - 1))] for n in range(_PICKED)]
+
+
+class Search:
+    """One search for all candidates that wait."""
+
+    def __init__(self, candidates: List[Dict[str, Any]], current: Set[int], collecting: bool, deadline: float) -> None:
+        self._candidates = candidates
+        self._current = current
+        self._collecting = collecting
+        self._deadline = deadline
+        self._ours = Ours()
+        self._roots = Roots()
+        self._climb = Climb(self._roots, self._ours, deadline)
+        self._files = Files()
+        self._chosen: Dict[int, List[Block]] = {
+            candidate["id"]: [Block(int(b["address"]), int(b["size"]), int(b.get("step", 0))) for b in candidate.get("blocks", [])]
+            for candidate in candidates
+        }
+        self._paths: Dict[int, Path] = {}
+        self._dangling: Dict[int, Chain] = {}  # chains that end inside autograd's graph
+
+    def close(self) -> None:
+        self._climb.close()
+        self._paths.clear()
+        self._dangling.clear()
+        self._roots.locals.clear()
+        self._roots.globals.clear()
+
+    def answers(self) -> Dict[int, Dict[str, Any]]:
+        every = [block for blocks in self._chosen.values() for block in blocks]
+        blocks = Blocks((block.address, block.size) for block in every)
+        objects = gc.get_objects()
+        self._ours.add(objects)
+        found = find(objects, blocks, self._ours)
+        self._ours.add(found.sources, found.optimizers, found.modules, *found.owners.values())
+        excused = roles(found.optimizers, self._current, found.modules, blocks)
+        sought: Dict[int, Block] = {}
+        for blocks_of in self._chosen.values():
+            if not _mostly(blocks_of, excused):
+                sought.update((block.address, block) for block in picked(blocks_of) if block.address not in excused)
+        self._direct(sought, found)
+        self._by_graph(sought, found, objects)
+        del objects
+        result: Dict[int, Dict[str, Any]] = {}
+        for candidate in self._candidates:
+            of_it = self._chosen[candidate["id"]]
+            evidence = Evidence(
+                candidate=candidate,
+                paths=[(block.step, self._paths[block.address]) for block in picked(of_it) if block.address in self._paths],
+                sought=sum(block.address in sought for block in picked(of_it)),
+                role=next((excused[block.address] for block in of_it if block.address in excused), "") if _mostly(of_it, excused) else "",
+                collecting=self._collecting,
+                current=self._current,
+                complete=self._climb.complete,
+            )
+            try:
+                result[candidate["id"]] = compose(evidence, self._climb, self._roots, self._files)
+            except Exception:
+                _trouble.said("the wording of an answer")
+        return result
+
+    # blocks that a Python tensor covers
+    def _direct(self, sought: Dict[int, Block], found: Found) -> None:
+        things: List[Any] = []
+        places: Dict[int, int] = {}
+        self._ours.add(things)
+        for address in sought:
+            for owner in found.owners.get(address, [])[:8]:
+                if id(owner.object) not in places:
+                    places[id(owner.object)] = len(things)
+                    things.append(owner.object)
+        chains = self._climb.chains(things) if things else []
+        self._ours.add(chains)
+        for address, block in sought.items():
+            best: Any = None
+            for owner in found.owners.get(address, [])[:8]:
+                chain = chains[places[id(owner.object)]]
+                rank = _rank(chain)
+                if best is None or rank < best[0]:
+                    best = (rank, chain, owner)
+            if best is not None and best[0][0] < 3:
+                path = write(best[1], self._roots)
+                if best[2].via:
+                    path.tail = (best[2].via.lstrip("."),)
+                path.sizes = _sizes(best[2].object)
+                self._paths[address] = path
+            elif best is not None:
+                self._dangling[address] = best[1]
+
+    # blocks that only autograd's graph keeps
+    def _by_graph(self, sought: Dict[int, Block], found: Found, objects: List[Any]) -> None:
+        dangling = self._dangling
+        missing = {address: block for address, block in sought.items() if address not in self._paths}
+        if not missing:
+            return
+        held = {id(tensor) for tensor in referenced(found.sources, objects)}
+        held.update(id(tensor) for tensor in found.sources if id(tensor) in self._roots.locals)
+        islands = {id(link) for chain in dangling.values() for link in chain.links}
+        contexts = {id(chain.links[0]): address for address, chain in dangling.items() if hasattr(chain.links[0], "_forward_cls")}
+        sources = [tensor for tensor in found.sources if id(tensor) in held and id(tensor) not in islands]
+        self._ours.add(sources)
+        for _ in range(4):
+            blocks = Blocks((block.address, block.size) for block in missing.values())
+            walk = _autograd.walk(sources, blocks, self._deadline, None if not contexts else 1 << 60)
+            met = dict(walk.blocks)
+            for identity, address in contexts.items():
+                if address not in met and identity in walk.contexts:
+                    met[address] = walk.contexts[identity]
+            origins = list({id(saved.source): saved.source for saved in met.values()}.values())
+            self._ours.add(origins)
+            if not origins:
+                break
+            chains = dict(zip([id(origin) for origin in origins], self._climb.chains(origins)))
+            bad = {identity for identity, chain in chains.items() if _rank(chain)[0] >= 3}
+            for address, saved in met.items():
+                chain = chains[id(saved.source)]
+                if id(saved.source) in bad or address not in missing:
+                    continue
+                path = write(chain, self._roots)
+                path.tail = (".grad_fn", *saved.trail, saved.name)
+                if address in dangling and saved.name == "ctx":
+                    path.tail = (*path.tail, "".join(step.text for step in write(dangling[address], self._roots).steps))
+                path.through_graph = True
+                path.scalar = _scalar(saved.source)
+                self._paths[address] = path
+                del missing[address]
+            walk.clear()
+            sources[:] = [tensor for tensor in sources if id(tensor) not in bad]
+            if not missing or not bad:
+                break
+        for address in missing:
+            if address in dangling:
+                self._paths[address] = write(dangling[address], self._roots)
+
+
+def _rank(chain: Chain) -> Tuple[int, int]:
+    """How good a chain is as an explanation: rooted, then garbage in a cycle, then held by a stack, then unknown."""
+    if chain.root in ("global", "local", "class"):
+        return (0, len(chain.links))
+    if chain.root == "cycle":
+        return (2, len(chain.links))
+    head = chain.links[0]
+    if hasattr(head, "_forward_cls") or hasattr(head, "grad_fn"):
+        return (3, len(chain.links))
+    return (1, len(chain.links))
+
+
+def _mostly(blocks: List[Block], excused: Dict[int, str]) -> bool:
+    return bool(blocks) and 2 * sum(block.address in excused for block in blocks) > len(blocks)
+
+
+def _sizes(tensor: Any) -> Tuple[int, int]:
+    try:
+        return tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes()
+    except Exception:
+        return 0, 0
+
+
+def _scalar(tensor: Any) -> bool:
+    try:
+        return tensor.numel() == 1
+    except Exception:
+        return False

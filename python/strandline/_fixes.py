@@ -1,0 +1,122 @@
+"""One sentence that says how to mend a leak, in the user's own names.
+
+Must not know: how the leak was found.
+Invariant: text in, text out.
+"""
+
+import ast
+import re
+from typing import Any, List, Optional
+
+from ._code import text
+
+
+def _value_names(node: Any) -> List[str]:
+    return [text(part) for part in ast.walk(node) if isinstance(part, (ast.Name, ast.Attribute))]
+
+
+def graph_accumulated(node: Any, name: str, scalar: bool) -> str:
+    """`x += loss`, `self.center = self.center * m + …`: the tensor carries the history of all steps."""
+    if isinstance(node, ast.AugAssign):
+        target, value = text(node.target), text(node.value)
+        operator = {ast.Add: "+=", ast.Sub: "-=", ast.Mult: "*=", ast.Div: "/="}.get(type(node.op), "+=")
+        what = value if isinstance(node.value, (ast.Name, ast.Attribute)) else f"({value})"
+        better = f"{what}.item()" if scalar else f"{what}.detach()"
+        return f"{value} carries its autograd graph; add a {'number' if scalar else 'detached tensor'} instead: {target} {operator} {better}"
+    if isinstance(node, ast.Assign):
+        target = text(node.targets[0])
+        value = text(node.value)
+        return f"{target} carries the autograd graph of every step before; compute it under torch.no_grad(), or detach: {target} = ({value}).detach()"
+    return f"{name} carries its autograd graph; store {name}.detach(), or .item() of a scalar"
+
+
+def graph_stored(node: Any, name: str, scalar: bool) -> str:
+    """A tensor with its graph was put into a container."""
+    value = stored_value(node)
+    shown = value if value and re.fullmatch(r"[\w.]+", value) else "the tensor"
+    if scalar:
+        return f"each entry of {name} keeps its autograd graph; store the number: {shown}.item()"
+    return f"each entry of {name} keeps its autograd graph; store {shown}.detach() (or compute it under torch.no_grad()), and drop entries no longer needed"
+
+
+def stored_value(node: Any) -> Optional[str]:
+    """What a storing statement stores, as text."""
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and node.value.args:
+        return text(node.value.args[-1])
+    if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)) and node.value is not None:
+        return text(node.value)
+    return None
+
+
+def container(name: str, kind: str, value: Optional[str]) -> str:
+    if kind == "dict":
+        return f"{name} gets a new entry each time and loses none; delete entries when they have been used, bound it, or keep them on the CPU"
+    return f"{name} grows and is never emptied; keep only what is read (collections.deque(maxlen=…)), clear it, or store {'a number or ' if value else ''}a CPU copy"
+
+
+def cache(function: str, maxsize: Any) -> str:
+    return (
+        f"the cache of {function}() keeps its arguments and results, and tensors are new keys at every call; "
+        f"remove functools.lru_cache, or key it on plain values with a maxsize"
+    )
+
+
+def traceback(node: Any, name: str) -> str:
+    return (
+        f"an exception keeps the frames of its traceback with all their locals; store str(err) in {name}, "
+        "or call err.with_traceback(None) (and traceback.clear_frames) first"
+    )
+
+
+def captured(name: str, what: str, variable: str) -> str:
+    return f"each {what} in {name} captures the tensor {variable}; pass a number or {variable}.detach().cpu() instead, or run and drop it at once"
+
+
+def context(attribute: str) -> str:
+    return f"an output kept on ctx makes a reference cycle; use ctx.save_for_backward({attribute}) instead of ctx.{attribute} = {attribute}"
+
+
+def cycle(what: str, gc_on: bool) -> str:
+    return f"break the reference cycle ({what}), with a weakref or by setting it to None; " + (
+        "until then the garbage collector frees it late" if gc_on else "gc is disabled, so nothing collects it: gc.collect() would"
+    )
+
+
+def old_optimizer(name: str) -> str:
+    return f"{name} keeps optimizers that no longer step, with their state; keep the numbers you need, reuse one optimizer, or delete the old ones"
+
+
+def old_model(name: str) -> str:
+    return f"{name} keeps models that are no longer trained; keep a state_dict on the CPU or delete them"
+
+
+def hooks(name: str, call: str) -> str:
+    return f"{call} is called again and again and its handle never removed; keep the handle and call handle.remove()"
+
+
+def view(name: str, view_bytes: int, base_bytes: int) -> str:
+    return f"{name} holds views of {view_bytes:,} bytes that each pin a storage of {base_bytes:,} bytes; store a copy: .clone()"
+
+
+def retained(name: str) -> str:
+    return f"{name} keeps it after its last use; set {name} = None (or del it) once done, or keep it on the CPU"
+
+
+def regrown(name: str, value: Optional[str]) -> str:
+    return f"{name} is copied into a larger tensor each time; move the parts to the CPU as they come, or reset {name}"
+
+
+def library_call(call: str, inner: str) -> str:
+    return f"{inner} keeps what {call} hands over; reset or clear it regularly (for a metric: .reset()), or hand over detached CPU tensors"
+
+
+def future(name: str) -> str:
+    return f"each future in {name} keeps its result (or its exception's frames); take the result and drop the future"
+
+
+def generator(name: str) -> str:
+    return f"a suspended generator keeps its locals alive; exhaust it, close() it or drop {name}"
+
+
+def outside() -> str:
+    return "no Python object holds it: look for C++ extensions, gradients made with create_graph=True, tensors shared with other processes, or an active profiler"

@@ -1,0 +1,147 @@
+"""Finds libstrandline in this process, or loads it, and speaks its C ABI (include/strandline.h).
+
+Must not know: torch, the clock, how a candidate is explained.
+Invariant: no method raises for a failure of the library; calls keep the GIL (PyDLL), they are short.
+"""
+
+import ctypes
+import json
+import os
+import sys
+from typing import Any, Dict, List, Optional
+
+ABI_VERSION = 1
+EINACTIVE = -2
+MODES = {"off": 0, "heap": 1, "observer": 2, "host": 3}
+OTHER, FORWARD, BACKWARD, OPTIMIZER, VALIDATION = range(5)
+PHASES = {
+    "other": OTHER,
+    "forward": FORWARD,
+    "backward": BACKWARD,
+    "optimizer": OPTIMIZER,
+    "validation": VALIDATION,
+}
+
+_SIGNATURES = {
+    "strandline_abi_version": (ctypes.c_uint32, []),
+    "strandline_version": (ctypes.c_char_p, []),
+    "strandline_start": (ctypes.c_int, [ctypes.c_int, ctypes.c_char_p]),
+    "strandline_mode": (ctypes.c_int, []),
+    "strandline_step": (ctypes.c_int, []),
+    "strandline_epoch": (ctypes.c_int, []),
+    "strandline_phase": (ctypes.c_int, [ctypes.c_int]),
+    "strandline_candidates": (ctypes.c_size_t, [ctypes.c_void_p, ctypes.c_size_t]),
+    "strandline_explain": (ctypes.c_int, [ctypes.c_uint64, ctypes.c_char_p]),
+    "strandline_report": (ctypes.c_int, [ctypes.c_char_p]),
+    "strandline_stats": (ctypes.c_size_t, [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t]),
+}
+
+
+class Library:
+    """The library's functions with Python types. `step`, `epoch` and `phase` are the bare C functions."""
+
+    def __init__(self, dll: Any, path: Optional[str] = None) -> None:
+        self.path = path
+        self._functions: Dict[str, Any] = {}
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(dll, name)
+            function.restype, function.argtypes = result, arguments
+            self._functions[name[len("strandline_") :]] = function
+        self.step = self._functions["step"]
+        self.epoch = self._functions["epoch"]
+        self.phase = self._functions["phase"]
+        self.mode = self._functions["mode"]
+
+    def abi_version(self) -> int:
+        return int(self._functions["abi_version"]())
+
+    def version(self) -> str:
+        return (self._functions["version"]() or b"").decode()
+
+    def start(self, mode: int, options: Optional[Dict[str, Any]] = None) -> int:
+        text = json.dumps(options).encode() if options else None
+        return int(self._functions["start"](mode, text))
+
+    def candidates(self) -> List[Dict[str, Any]]:
+        found = self._json("candidates")
+        return found if isinstance(found, list) else []
+
+    def explain(self, identity: int, answer: Dict[str, Any]) -> int:
+        return int(self._functions["explain"](identity, json.dumps(answer).encode()))
+
+    def report(self, folder: Optional[str] = None) -> int:
+        return int(self._functions["report"](os.fsencode(folder) if folder else None))
+
+    def stats(self, device: int) -> Dict[str, Any]:
+        found = self._json("stats", device)
+        return found if isinstance(found, dict) else {}
+
+    def _json(self, name: str, *first: int) -> Any:
+        function = self._functions[name]
+        length = int(function(*first, None, 0))
+        for _ in range(4):  # the text may grow between the two calls
+            if length <= 0 or length > 1 << 40:
+                return None
+            buffer = ctypes.create_string_buffer(length + 1)
+            now = int(function(*first, buffer, length + 1))
+            if now <= length:
+                try:
+                    return json.loads(buffer.value.decode("utf-8", "replace"))
+                except ValueError:
+                    return None
+            length = now
+        return None
+
+
+_found: Optional[Library] = None
+
+
+def find() -> Optional[Library]:
+    """The library of this process, if it is there (preloaded or loaded before) and speaks our ABI."""
+    global _found
+    if _found is None:
+        try:
+            dll = ctypes.PyDLL(None)
+            if hasattr(dll, "strandline_abi_version"):
+                _found = _checked(Library(dll))
+        except (OSError, AttributeError):
+            pass
+    return _found
+
+
+def load() -> Optional[Library]:
+    """As `find`; else loads the file named by STRANDLINE_LIB or lying next to this package."""
+    global _found
+    if find() is None:
+        for path in _places():
+            try:
+                _found = _checked(Library(ctypes.PyDLL(path, mode=ctypes.RTLD_GLOBAL), path))
+            except (OSError, AttributeError) as failure:
+                _say(f"{path} cannot be loaded: {failure}")
+                continue
+            if _found is not None:
+                break
+    return _found
+
+
+def _places() -> List[str]:
+    named = os.environ.get("STRANDLINE_LIB")
+    if named:
+        return [named]
+    here = os.path.dirname(__file__)
+    names = ["libstrandline.so", os.path.join("_native", "libstrandline.so"), os.path.join("..", "libstrandline.so")]
+    return [path for path in (os.path.join(here, name) for name in names) if os.path.isfile(path)]
+
+
+def _checked(library: Library) -> Optional[Library]:
+    if library.abi_version() == ABI_VERSION:
+        return library
+    _say(f"the library speaks ABI {library.abi_version()}, this package ABI {ABI_VERSION}: use a pair of one release")
+    return None
+
+
+def _say(text: str) -> None:
+    try:
+        sys.stderr.write(f"strandline: {text}\n")
+    except (OSError, ValueError, AttributeError):
+        pass

@@ -1,0 +1,77 @@
+"""Blocks that belong to training itself: parameters, their gradients, the state of the optimizers in use, buffers.
+
+Must not know: holders, source lines.
+Invariant: an optimizer that no longer steps excuses nothing: its state and its parameters may well be the leak.
+"""
+
+from typing import Any, Dict, List, Set
+
+from ._tensors import Blocks, parts, storage_address
+
+
+def roles(optimizers: List[Any], current: Set[int], modules: List[Any], blocks: Blocks) -> Dict[int, str]:
+    """For each excused block the reason why it is no leak. `current`: ids of the optimizers that step."""
+    found: Dict[int, str] = {}
+    names: Dict[int, str] = {}
+    trained: Set[int] = set()
+
+    def note(tensor: Any, what: str, parameter: Any) -> None:
+        for part in parts(tensor):
+            block = blocks.at(storage_address(part))
+            if block is not None:
+                if not names:
+                    names.update(_names(modules) or {0: ""})
+                found.setdefault(block, f"{what} of {names.get(id(parameter), 'a parameter')}")
+
+    for optimizer in optimizers:
+        if id(optimizer) not in current:
+            continue
+        kind = type(optimizer).__name__
+        try:
+            groups = [list(group["params"]) for group in optimizer.param_groups]
+            state = optimizer.state
+        except Exception:
+            continue
+        for parameter in (parameter for group in groups for parameter in group):
+            trained.add(id(parameter))
+            note(parameter, "parameter: the weight", parameter)
+            try:
+                if parameter.is_leaf and parameter.grad is not None:
+                    note(parameter.grad, "the gradient", parameter)
+                kept = state.get(parameter, {}) if hasattr(state, "get") else {}
+                for name, value in list(kept.items()):
+                    for tensor in value if isinstance(value, (list, tuple)) and len(value) <= 256 else [value]:
+                        if hasattr(tensor, "untyped_storage"):
+                            note(tensor, f"optimizer state {name} ({kind})", parameter)
+            except Exception:
+                continue
+    for module in modules:
+        try:
+            own = module.__dict__
+            if any(id(parameter) in trained for parameter in own["_parameters"].values()):
+                for name, buffer in own["_buffers"].items():
+                    if buffer is not None and buffer.grad_fn is None:
+                        note(buffer, f"buffer {name}", None)
+        except Exception:
+            continue
+    return found
+
+
+def _names(modules: List[Any]) -> Dict[int, str]:
+    """Qualified names of parameters; the longest wins, it is that of the outermost module."""
+    names: Dict[int, str] = {}
+    inside: Set[int] = set()
+    for module in modules:
+        try:
+            inside.update(id(child) for child in module.__dict__["_modules"].values())
+        except Exception:
+            continue
+    for module in modules:
+        if id(module) in inside:
+            continue
+        try:
+            for name, parameter in module.named_parameters():
+                names.setdefault(id(parameter), name)
+        except Exception:
+            continue
+    return names

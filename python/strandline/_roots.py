@@ -1,0 +1,108 @@
+"""The roots of a Python process: module globals and the locals of every running frame.
+
+Must not know: tensors, what is searched.
+Invariant: reading a frame's locals leaves nothing behind in the frame (before Python 3.13 `f_locals` is a snapshot
+that would keep the locals of that moment alive); strandline's own frames are no roots.
+"""
+
+import sys
+from types import FrameType, ModuleType
+from typing import Any, Dict, List, NamedTuple, Set, Tuple
+
+_OPTIMIZED = 0x1  # the frame's locals are slots, f_locals is a copy of them
+_OURS = __file__.rsplit("_roots", 1)[0]
+
+
+class Local(NamedTuple):
+    """A name in a running frame."""
+
+    file: str
+    function: str
+    first_line: int
+    name: str
+    depth: int  # 0 is the innermost frame
+    main: bool  # of the thread that searches
+
+
+def is_ours(code: Any) -> bool:
+    return code.co_filename.startswith(_OURS)
+
+
+def is_user_file(file: str) -> bool:
+    """Whether a source file is the user's: neither the standard library's nor an installed package's."""
+    if not file or file.startswith("<frozen") or file.startswith(_OURS) or file.startswith("<strandline>"):
+        return False
+    for mark in ("/site-packages/", "/dist-packages/"):
+        if mark in file:
+            return False
+    return not any(file.startswith(place) for place in _standard)
+
+
+def _standard_places() -> Tuple[str, ...]:
+    import os
+
+    own = os.path.dirname(os.__file__)
+    return (own + os.sep,)
+
+
+_standard = _standard_places()
+
+
+def locals_of(frame: FrameType) -> Dict[str, Any]:
+    """The names and values of a frame; the caller must drop them soon."""
+    seen = frame.f_locals
+    if not frame.f_code.co_flags & _OPTIMIZED:
+        return seen if type(seen) is dict else dict(seen)
+    names = dict(seen)
+    if sys.version_info < (3, 13) and sys.getrefcount(seen) <= 3:  # `seen`, the argument, the frame: not the user's
+        seen.clear()
+    return names
+
+
+class Roots:
+    """Taken once for a search: which objects are held directly by a root, and how it is written."""
+
+    def __init__(self) -> None:
+        self.globals: Dict[int, Any] = {}  # id of a module's dict -> module
+        self.locals: Dict[int, List[Local]] = {}  # id of a value -> the names it has in frames
+        self.frames: Set[int] = set()
+        self.user_functions: Set[Tuple[str, str]] = set()
+        for module in list(sys.modules.values()):
+            names = object.__getattribute__(module, "__dict__") if ModuleType in type(module).__mro__ else None
+            if type(names) is dict and names.get("__name__", "").split(".")[0] != __package__:
+                self.globals.setdefault(id(names), module)
+        self._take_frames()
+
+    def _take_frames(self) -> None:
+        import threading
+
+        me = threading.get_ident()
+        for thread, innermost in sys._current_frames().items():
+            depth, frame = 0, innermost
+            while frame is not None:
+                code = frame.f_code
+                self.frames.add(id(frame))
+                if not is_ours(code) and code.co_flags & _OPTIMIZED:
+                    for name, value in locals_of(frame).items():
+                        if value is None or type(value) in _PLAIN:
+                            continue
+                        place = Local(code.co_filename, code.co_name, code.co_firstlineno, name, depth, thread == me)
+                        self.locals.setdefault(id(value), []).append(place)
+                elif not is_ours(code) and id(frame.f_globals) not in self.globals:
+                    self.globals[id(frame.f_globals)] = None  # a script run by exec or runpy
+                depth += 1
+                frame = frame.f_back  # type: ignore[assignment]
+            del frame
+        del innermost
+
+    def local(self, thing: Any) -> List[Local]:
+        """The names of `thing` in running frames, the best first: the user's files, then the outermost."""
+        found = self.locals.get(id(thing), [])
+        return sorted(found, key=lambda place: (not is_user_file(place.file), place.name.startswith("."), not place.main, -place.depth))
+
+    def module_file(self, names: Dict[str, Any]) -> str:
+        file = names.get("__file__")
+        return file if isinstance(file, str) else str(names.get("__name__", "?"))
+
+
+_PLAIN = (bool, int, float, complex, str, bytes)

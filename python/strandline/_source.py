@@ -1,0 +1,384 @@
+"""Finds the statement that stores into a name: the line that keeps a leak alive.
+
+Must not know: tensors, how the name was found.
+Invariant: reads source only, runs none of it.
+"""
+
+import ast
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+from ._code import File, Files, Functions, Statement, expressions, text
+
+ADDERS = {
+    "append", "appendleft", "extend", "extendleft", "insert", "add", "setdefault", "update", "push", "put",
+    "put_nowait", "enqueue", "store", "add_param_group", "heappush", "insort", "record", "log", "submit",
+    "register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook", "register_backward_hook",
+    "register_full_backward_pre_hook", "register_hook", "register_prehook", "register_buffer", "add_module", "__setitem__",
+}  # fmt: skip
+HOOKS = {
+    "_forward_hooks": "register_forward_hook",
+    "_forward_pre_hooks": "register_forward_pre_hook",
+    "_backward_hooks": "register_full_backward_hook",
+    "_backward_pre_hooks": "register_full_backward_pre_hook",
+    "param_groups": "add_param_group",
+}
+_READERS = {"get", "items", "values", "keys", "compute", "reset", "clear", "mean", "sum", "item", "state_dict", "to", "eval", "train", "close", "sample", "result", "summary", "parameters", "zero_grad"}  # fmt: skip
+
+
+class Holder(NamedTuple):
+    """A name to look for. `kind`: "local", "global", "attribute"."""
+
+    kind: str
+    name: str
+    file: str = ""  # where the name lives (for an attribute: the class's file)
+    function: str = ""
+    first_line: int = 0
+    classes: Tuple[str, ...] = ()  # of an attribute: the owner's class and its bases, by name
+    keys: Tuple[str, ...] = ()  # the keys between the name and the container that grows
+
+
+class Store(NamedTuple):
+    """A statement that stores into the name. `how`: "augment", "again", "add", "item", "assign", "init", "call"."""
+
+    score: int
+    how: str
+    file: File
+    statement: Statement
+
+    @property
+    def line(self) -> int:
+        return self.statement.line
+
+
+def stripped(node: Any) -> Tuple[Any, List[str]]:
+    """The expression under subscripts and `.setdefault(…)`, `.get(…)`, with the keys passed, outermost first."""
+    keys: List[str] = []
+    while True:
+        if isinstance(node, ast.Subscript):
+            keys.insert(0, f"[{text(node.slice)}]")
+            node = node.value
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("setdefault", "get") and node.args:
+            keys.insert(0, f"[{text(node.args[0])}]")
+            node = node.func.value
+        else:
+            return node, keys
+
+
+Matcher = Callable[[Any], bool]
+
+
+def finds(holder: Holder) -> Matcher:
+    """A test for the expressions that are the holder itself."""
+    if holder.kind == "attribute":
+        return lambda node: isinstance(node, ast.Attribute) and node.attr == holder.name
+    return lambda node: isinstance(node, ast.Name) and node.id == holder.name
+
+
+class Finder:
+    """Looks for stores. `user_files` are searched for attributes beyond the class's own file."""
+
+    def __init__(self, files: Files, user_files: Sequence[str], stack: Sequence[Tuple[str, str, int]] = ()) -> None:
+        self.files = files
+        self.user_files = list(user_files)
+        self.stack = list(stack)  # of the allocation: file, function, line
+
+    def stores(self, holder: Holder) -> List[Store]:
+        """All of them, the best first."""
+        match = finds(holder)
+        found: List[Store] = []
+        for file, statements in self._scopes(holder):
+            found.extend(self._in(file, statements, match, holder, follow=2))
+        best: Dict[Tuple[str, int], Store] = {}
+        for store in found:
+            at = (store.file.name, store.line)
+            if at not in best or best[at].score < store.score:
+                best[at] = store
+        return sorted(best.values(), key=lambda store: -store.score)
+
+    def calls(self, holder: Holder, method: str) -> List[Store]:
+        """Statements that call a method of the holder, or the holder itself; `method` is the one that stores."""
+        match = finds(holder)
+        found: List[Store] = []
+        for file, statements in self._scopes(holder):
+            for statement in statements:
+                for node in expressions(statement.node):
+                    if not isinstance(node, ast.Call):
+                        continue
+                    base, _ = stripped(node.func)
+                    if match(base):
+                        score = 60 if method in ("forward", "__call__", "update", "_wrapped_update") else 30
+                    elif isinstance(node.func, ast.Attribute) and match(stripped(node.func.value)[0]):
+                        name = node.func.attr
+                        if name == method or name == method.lstrip("_"):
+                            score = 90
+                        elif name in ADDERS:
+                            score = 70
+                        else:
+                            score = 5 if name in _READERS else 40
+                    else:
+                        continue
+                    found.append(Store(self._adjusted(score, file, statement), "call", file, statement))
+        return sorted(found, key=lambda store: -store.score)
+
+    # scopes
+    def _scopes(self, holder: Holder) -> Iterator[Tuple[File, List[Statement]]]:
+        if holder.kind == "local":
+            file = self.files.get(holder.file)
+            function = file.function_at(holder.function, holder.first_line)
+            yield file, [s for s in file.statements if _inside(s, function, file)] if function is not None else []
+            return
+        names = [holder.file] if holder.file else []
+        if holder.kind == "attribute" or holder.kind == "global":
+            names += [name for name in self.user_files if name not in names]
+        for name in names:
+            file = self.files.get(name)
+            if holder.kind == "global" and name == holder.file:
+                hidden = [node for node, _ in file.functions if _rebinds(node, holder.name, file)]
+                yield file, [s for s in file.statements if s.function not in hidden]
+            elif holder.kind == "attribute":
+                yield file, file.statements
+
+    # one scope
+    def _in(self, file: File, statements: List[Statement], match: Matcher, holder: Holder, follow: int) -> Iterator[Store]:
+        aliases = _aliases(statements, match)
+
+        def is_it(node: Any, function: Any) -> bool:
+            return match(node) or (isinstance(node, ast.Name) and (function, node.id) in aliases)
+
+        for statement in statements:
+            node, function = statement.node, statement.function
+            for score, how, keys, target in _ways(node, lambda n, f=function: is_it(n, f), holder.name):
+                score += self._of_attribute(holder, statement, target)
+                if holder.keys and keys:
+                    wanted, given = holder.keys[: len(keys)], tuple(keys[: len(holder.keys)])
+                    if given == wanted:
+                        score += 12
+                    elif all(_constant(key) for key in given) and all(_constant(key) for key in wanted):
+                        score -= 25
+                if how in ("assign", "init") and not match(target):
+                    continue  # only the alias was bound
+                yield Store(self._adjusted(score, file, statement), how, file, statement)
+            if follow > 0:
+                yield from self._through_calls(file, statement, is_it, holder, follow)
+
+    def _of_attribute(self, holder: Holder, statement: Statement, target: Any) -> int:
+        if holder.kind != "attribute" or not isinstance(target, ast.Attribute):
+            return 0
+        base = target.value
+        if isinstance(base, ast.Name) and base.id in ("self", "cls"):
+            return 15 if statement.cls in holder.classes else -60
+        if isinstance(base, ast.Name) and base.id in holder.classes:
+            return 15
+        return 0
+
+    def _adjusted(self, score: int, file: File, statement: Statement) -> int:
+        function = getattr(statement.function, "name", "<module>")
+        if statement.loops:
+            score += 4
+        if function in ("__init__", "__new__", "setUp", "__post_init__"):
+            score -= 20
+        for depth, (name, inside, line) in enumerate(self.stack):
+            if name == file.name and inside in (function, f"{statement.cls}.{function}"):
+                score += 3 if depth == 0 else 2
+                if 0 <= statement.line - line <= 40:
+                    score += 1
+                break
+        return score
+
+    def _through_calls(self, file: File, statement: Statement, is_it: Any, holder: Holder, follow: int) -> Iterator[Store]:
+        for node in expressions(statement.node):
+            if not isinstance(node, ast.Call):
+                continue
+            for position, argument in enumerate(node.args):
+                if is_it(stripped(argument)[0], statement.function):
+                    yield from self._in_callee(file, node.func, position, None, holder, follow)
+            for keyword in node.keywords:
+                if keyword.arg and is_it(stripped(keyword.value)[0], statement.function):
+                    yield from self._in_callee(file, node.func, None, keyword.arg, holder, follow)
+
+    def _in_callee(self, file: File, called: Any, position: Optional[int], keyword: Optional[str], holder: Holder, follow: int) -> Iterator[Store]:
+        name = called.id if isinstance(called, ast.Name) else called.attr if isinstance(called, ast.Attribute) else None
+        if name is None or name in ADDERS:
+            return
+        seen = 0
+        for place in [file.name, *[other for other in self.user_files if other != file.name]]:
+            there = self.files.get(place)
+            for node, cls in there.functions:
+                is_init = node.name == "__init__" and cls == name
+                if node.name != name and not is_init:
+                    continue
+                names = [argument.arg for argument in [*getattr(node.args, "posonlyargs", []), *node.args.args]]
+                if cls is not None and names and names[0] in ("self", "cls"):
+                    names = names[1:]
+                if position is not None:
+                    parameter = names[position] if position < len(names) else None
+                else:
+                    parameter = keyword if keyword in names or any(k.arg == keyword for k in node.args.kwonlyargs) else None
+                if parameter is None:
+                    continue
+                seen += 1
+                inner = Holder("local", parameter, place, node.name, node.lineno, keys=holder.keys)
+                statements = [s for s in there.statements if _inside(s, node, there)]
+                for store in self._in(there, statements, finds(inner), inner, follow - 1):
+                    if store.how not in ("assign", "init", "again"):  # binding the parameter anew keeps nothing
+                        yield store._replace(score=store.score - 3)
+            if seen:
+                return
+
+
+def _inside(statement: Statement, function: Any, file: File) -> bool:
+    """Whether the statement stands in the function or in one nested in it."""
+    inner = statement.function
+    if inner is function:
+        return True
+    return inner is not None and function is not None and function.lineno <= inner.lineno <= (function.end_lineno or 0)
+
+
+def _rebinds(function: Any, name: str, file: File) -> bool:
+    """Whether a function has a local of its own with this name."""
+    arguments = function.args
+    every = [*getattr(arguments, "posonlyargs", []), *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+    if any(argument is not None and argument.arg == name for argument in every):
+        return True
+    bound = False
+    for node in ast.walk(function):
+        if isinstance(node, (ast.Global, ast.Nonlocal)) and name in node.names:
+            return False
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store):
+            bound = True
+    return bound
+
+
+def _aliases(statements: List[Statement], match: Matcher) -> Dict[Tuple[Any, str], None]:
+    """Local names for the holder, or for a container inside it."""
+    found: Dict[Tuple[Any, str], None] = {}
+    for statement in statements:
+        node = statement.node
+        if isinstance(node, ast.Assign) and match(stripped(node.value)[0]):
+            for target in node.targets:
+                if isinstance(target, ast.Name) and not match(target):
+                    found[statement.function, target.id] = None
+        elif isinstance(node, (ast.For, ast.AsyncFor)) and isinstance(node.iter, ast.Call):
+            called = node.iter.func
+            if isinstance(called, ast.Attribute) and called.attr in ("values", "items") and match(stripped(called.value)[0]):
+                last = node.target.elts[-1] if isinstance(node.target, ast.Tuple) and node.target.elts else node.target
+                if isinstance(last, ast.Name):
+                    found[statement.function, last.id] = None
+    return found
+
+
+def _ways(node: Any, is_it: Matcher, name: str) -> Iterator[Tuple[int, str, List[str], Any]]:
+    """The ways in which a statement stores into the holder: score, how, keys passed, the matched expression."""
+    if isinstance(node, ast.AugAssign):
+        base, keys = stripped(node.target)
+        if is_it(base):
+            yield 100, "augment", keys, base
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) and node.value else []
+    for target in targets:
+        for single, value in _pairs(target, node.value):
+            base, keys = stripped(single)
+            if not is_it(base):
+                continue
+            if isinstance(single, ast.Subscript):
+                yield 90, "item", keys, base
+            elif any(is_it(part) for part in ast.walk(value) if isinstance(part, (ast.Name, ast.Attribute)) and part is not base):
+                yield 95, "again", keys, base
+            elif _empty(value):
+                yield 10, "init", keys, base
+            else:
+                yield 50, "assign", keys, base
+    if isinstance(node, (ast.For, ast.AsyncFor)) and is_it(node.target):
+        yield 25, "assign", [], node.target
+    for part in expressions(node):
+        if isinstance(part, ast.NamedExpr) and is_it(part.target):
+            yield 50, "assign", [], part.target
+        if not isinstance(part, ast.Call):
+            continue
+        called = part.func
+        if isinstance(called, ast.Attribute):
+            base, keys = stripped(called.value)
+            if called.attr in ADDERS and is_it(base):
+                yield (85 if called.attr in ("update", "record", "log", "store", "submit") else 90), "add", keys, base
+            if called.attr == HOOKS.get(name):
+                yield 88, "add", [], called
+        function = called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
+        if function in ("heappush", "insort", "insort_left", "insort_right") and part.args and is_it(stripped(part.args[0])[0]):
+            yield 90, "add", [], part.args[0]
+        if function == "setattr" and len(part.args) == 3 and isinstance(part.args[1], ast.Constant) and part.args[1].value == name:
+            yield 60, "assign", [], ast.Attribute(value=part.args[0], attr=name)
+
+
+def _pairs(target: Any, value: Any) -> Iterator[Tuple[Any, Any]]:
+    if isinstance(target, (ast.Tuple, ast.List)):
+        values = value.elts if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts) else None
+        for position, item in enumerate(target.elts):
+            inner = item.value if isinstance(item, ast.Starred) else item
+            yield from _pairs(inner, values[position] if values else value)
+    else:
+        yield target, value
+
+
+def _empty(value: Any) -> bool:
+    """An initial value: None, a constant, an empty container."""
+    if isinstance(value, ast.Constant):
+        return True
+    if isinstance(value, (ast.List, ast.Tuple, ast.Set)):
+        return not value.elts
+    if isinstance(value, ast.Dict):
+        return not value.keys
+    if isinstance(value, ast.UnaryOp):
+        return _empty(value.operand)
+    if isinstance(value, ast.Call):
+        called = text(value.func).rsplit(".", 1)[-1]
+        return called in ("list", "dict", "set", "deque", "defaultdict", "OrderedDict", "Counter", "WeakKeyDictionary", "tuple", "zeros", "zeros_like") and not (
+            called in ("list", "dict", "tuple", "set") and value.args
+        )
+    return False
+
+
+def _constant(key: str) -> bool:
+    return key[1:2] in "'\"" or key[1:-1].lstrip("-").isdigit()
+
+
+def decorator_line(files: Files, function: Any) -> Optional[Tuple[File, int]]:
+    """The line of the cache decorator on a function, else of its def."""
+    inner = function
+    while getattr(inner, "__wrapped__", None) is not None:
+        inner = inner.__wrapped__
+    code = getattr(inner, "__code__", None)
+    if code is None:
+        return None
+    file = files.get(code.co_filename)
+    node = file.function_at(code.co_name, code.co_firstlineno)
+    if node is None:
+        return None
+    for decorator in node.decorator_list:
+        if "cache" in text(decorator):
+            return file, decorator.lineno
+    for statement in file.statements:  # match = functools.lru_cache(None)(match)
+        if isinstance(statement.node, ast.Assign) and "cache" in text(statement.node.value) and node.name in text(statement.node.value):
+            return file, statement.line
+    return file, node.lineno
+
+
+def context_line(files: Files, forward_class: Any, attribute: str) -> Optional[Tuple[File, int]]:
+    """The line of a custom Function that stores `attribute` on its ctx."""
+    for kind in forward_class.__mro__:
+        for name in ("forward", "setup_context"):
+            function = kind.__dict__.get(name)
+            function = getattr(function, "__func__", function)
+            code = getattr(function, "__code__", None)
+            if code is None:
+                continue
+            file = files.get(code.co_filename)
+            node = file.function_at(code.co_name, code.co_firstlineno)
+            for statement in file.statements:
+                if node is None or statement.function is not node:
+                    continue
+                for part in expressions(statement.node):
+                    if isinstance(part, ast.Attribute) and part.attr == attribute and isinstance(part.ctx, ast.Store):
+                        return file, statement.line
+    return None
+
+
+__all__ = ["Finder", "Holder", "Store", "Functions", "context_line", "decorator_line"]

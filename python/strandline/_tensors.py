@@ -1,0 +1,121 @@
+"""Finds the Python tensors whose storage is one of the blocks sought.
+
+Must not know: who holds the tensors, what the blocks mean.
+Invariant: runs no code of the user's (no __class__, __repr__, unpack hook), changes no tensor.
+"""
+
+import gc
+from bisect import bisect_right
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
+
+
+class Owner(NamedTuple):
+    """An object that keeps a block: a tensor itself, or a leaf tensor through its `.grad`."""
+
+    object: Any
+    via: str  # "" or ".grad"
+
+
+class Blocks:
+    """Finds the sought block that an address lies in."""
+
+    def __init__(self, blocks: Iterable[Tuple[int, int]]) -> None:
+        ordered = sorted(set(blocks))
+        self._starts = [address for address, _ in ordered]
+        self._ends = [address + max(size, 1) for address, size in ordered]
+        self._exact = set(self._starts)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def at(self, address: int) -> Optional[int]:
+        """The start of the block that holds `address`."""
+        if address in self._exact:
+            return address
+        at = bisect_right(self._starts, address) - 1
+        return self._starts[at] if at >= 0 and address < self._ends[at] else None
+
+
+class Found(NamedTuple):
+    owners: Dict[int, List[Owner]]  # block -> the Python objects that keep it
+    sources: List[Any]  # tensors with a graph behind them
+    optimizers: List[Any]
+    modules: List[Any]
+
+
+def storage_address(tensor: Any) -> int:
+    """Where the tensor's storage begins; 0 when it has none (sparse, fake, wrapper subclasses …)."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except Exception:
+        return 0
+
+
+def parts(tensor: Any) -> List[Any]:
+    """The strided tensors that a tensor consists of: itself, or those inside a sparse one."""
+    try:
+        layout = str(tensor.layout)
+        if layout == "torch.strided":
+            return [tensor]
+        if layout == "torch.sparse_coo":
+            return [tensor._values(), tensor._indices()]
+        return [tensor.values(), tensor.crow_indices(), tensor.col_indices()]
+    except Exception:
+        return []
+
+
+def find(objects: List[Any], blocks: Blocks, is_ours: Callable[[Any], bool]) -> Found:
+    """One pass over all objects that the garbage collector knows."""
+    import torch
+
+    tensor_type, optimizer_type, module_type = torch.Tensor, torch.optim.Optimizer, torch.nn.Module
+    kinds: Dict[type, int] = {}
+    found = Found({}, [], [], [])
+    with torch._C.DisableTorchFunctionSubclass():
+        for candidate in objects:
+            kind = type(candidate)
+            code = kinds.get(kind)
+            if code is None:
+                bases = kind.__mro__
+                code = 1 if tensor_type in bases else 2 if optimizer_type in bases else 3 if module_type in bases else 0
+                if code == 1 and kind.__module__.startswith("torch._subclasses"):
+                    code = 0
+                kinds[kind] = code
+            if code == 0:
+                continue
+            if code == 1:
+                if not is_ours(candidate):
+                    _look(candidate, blocks, found)
+            elif code == 2:
+                found.optimizers.append(candidate)
+            else:
+                found.modules.append(candidate)
+    return found
+
+
+def _look(tensor: Any, blocks: Blocks, found: Found) -> None:
+    for part in parts(tensor):
+        block = blocks.at(storage_address(part))
+        if block is not None:
+            found.owners.setdefault(block, []).append(Owner(tensor, ""))
+    try:
+        if tensor.is_leaf:
+            grad = tensor.grad
+            if grad is not None:
+                for part in parts(grad):
+                    block = blocks.at(storage_address(part))
+                    if block is not None:
+                        found.owners.setdefault(block, []).insert(0, Owner(tensor, ".grad"))
+        else:
+            found.sources.append(tensor)
+    except Exception:
+        pass
+
+
+def referenced(tensors: List[Any], objects: List[Any]) -> List[Any]:
+    """Those of `tensors` that some Python object refers to; the others live inside C++ only."""
+    wanted = {id(tensor) for tensor in tensors}
+    seen = set()
+    for start in range(0, len(objects), 4096):
+        seen |= wanted.intersection(map(id, gc.get_referents(*objects[start : start + 4096])))
+    return [tensor for tensor in tensors if id(tensor) in seen]

@@ -1,0 +1,215 @@
+//! The C ABI: the functions of `include/strandline.h`.
+//!
+//! Every function catches panics and answers with a code. The declarations in [`bindings`] are made from
+//! the header; the assignments at the end of this file fail to compile when a definition here differs.
+
+use super::process::{self, State};
+use super::{python_boot, say_once};
+use std::ffi::{CStr, c_char, c_int};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::AtomicBool;
+
+#[allow(missing_docs, non_camel_case_types, dead_code, unreachable_pub)]
+pub mod bindings {
+    //! What the header declares.
+    include!("bindings.rs");
+}
+
+use bindings::{STRANDLINE_EINACTIVE, STRANDLINE_EINTERNAL, STRANDLINE_EINVAL, STRANDLINE_EIO, STRANDLINE_ENOENT};
+
+/// Runs `f`; a panic becomes `fault`, said once.
+pub(super) fn guarded<T>(fault: T, f: impl FnOnce() -> T) -> T {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
+        let what = panic
+            .downcast_ref::<String>()
+            .map(String::as_str)
+            .or_else(|| panic.downcast_ref::<&str>().copied())
+            .unwrap_or("unknown");
+        say_once(&SAID, format_args!("internal fault, please report it: {what}; the job goes on"));
+        fault
+    })
+}
+
+fn active(f: impl FnOnce(&'static State) -> c_int) -> c_int {
+    guarded(STRANDLINE_EINTERNAL, || process::state().map_or(STRANDLINE_EINACTIVE, f))
+}
+
+/// # Safety
+/// `text` is null or a terminated string.
+unsafe fn text<'a>(text: *const c_char) -> Option<&'a str> {
+    if text.is_null() {
+        return None;
+    }
+    // SAFETY: the caller's contract.
+    unsafe { CStr::from_ptr(text) }.to_str().ok()
+}
+
+/// Copies `text` into a C buffer and returns its length.
+///
+/// # Safety
+/// `buffer` has room for `size` bytes, or `size` is 0.
+unsafe fn fill(text: &str, buffer: *mut c_char, size: usize) -> usize {
+    if size > 0 && !buffer.is_null() {
+        let n = text.len().min(size - 1);
+        // SAFETY: n + 1 <= size bytes are written.
+        unsafe {
+            std::ptr::copy_nonoverlapping(text.as_ptr(), buffer.cast(), n);
+            *buffer.add(n) = 0;
+        }
+    }
+    text.len()
+}
+
+/// See `strandline.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn strandline_abi_version() -> u32 {
+    bindings::STRANDLINE_ABI_VERSION as u32
+}
+
+/// See `strandline.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn strandline_version() -> *const c_char {
+    concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
+}
+
+/// See `strandline.h`.
+///
+/// # Safety
+/// `options` is null or a terminated string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn strandline_start(mode: c_int, options: *const c_char) -> c_int {
+    // SAFETY: the caller's contract.
+    let options = unsafe { text(options) };
+    guarded(STRANDLINE_EINTERNAL, || match process::start(mode, options) {
+        Ok(()) => 0,
+        Err(_) => STRANDLINE_EINVAL,
+    })
+}
+
+/// See `strandline.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn strandline_mode() -> c_int {
+    process::state().map_or(0, |state| state.mode() as c_int)
+}
+
+/// See `strandline.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn strandline_step() -> c_int {
+    active(|state| state.step() as c_int)
+}
+
+/// See `strandline.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn strandline_epoch() -> c_int {
+    active(|state| {
+        state.epoch();
+        0
+    })
+}
+
+/// See `strandline.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn strandline_phase(phase: c_int) -> c_int {
+    active(|state| state.phase(phase).unwrap_or(STRANDLINE_EINVAL))
+}
+
+/// See `strandline.h`.
+///
+/// # Safety
+/// `buffer` has room for `size` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn strandline_candidates(buffer: *mut c_char, size: usize) -> usize {
+    let mut length = 0;
+    guarded((), || {
+        if let Some(state) = process::state() {
+            state.candidates(|json| {
+                // SAFETY: the caller's contract.
+                length = unsafe { fill(json, buffer, size) };
+                length < size
+            });
+        }
+    });
+    length
+}
+
+/// See `strandline.h`.
+///
+/// # Safety
+/// `answer` is a terminated string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn strandline_explain(id: u64, answer: *const c_char) -> c_int {
+    // SAFETY: the caller's contract.
+    let Some(answer) = (unsafe { text(answer) }) else {
+        return STRANDLINE_EINVAL;
+    };
+    active(|state| if state.explain(id, answer) { 0 } else { STRANDLINE_ENOENT })
+}
+
+/// See `strandline.h`.
+///
+/// # Safety
+/// `folder` is null or a terminated string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn strandline_report(folder: *const c_char) -> c_int {
+    // SAFETY: the caller's contract.
+    let folder = unsafe { text(folder) };
+    active(|state| if state.report(folder.map(std::path::Path::new)) { 0 } else { STRANDLINE_EIO })
+}
+
+/// See `strandline.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn strandline_finish() -> c_int {
+    active(|state| if state.finish() { 0 } else { STRANDLINE_EIO })
+}
+
+/// See `strandline.h`.
+///
+/// # Safety
+/// `buffer` has room for `size` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn strandline_stats(device: c_int, buffer: *mut c_char, size: usize) -> usize {
+    let json = guarded(String::from("{}"), || {
+        process::state().and_then(|state| state.stats(device)).unwrap_or_else(|| "{}".into())
+    });
+    // SAFETY: the caller's contract.
+    unsafe { fill(&json, buffer, size) }
+}
+
+/// See `strandline.h`.
+///
+/// # Safety
+/// `module` is a terminated string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn strandline_python_source(module: *const c_char) -> *const c_char {
+    // SAFETY: the caller's contract.
+    let module = unsafe { text(module) };
+    guarded(std::ptr::null(), || {
+        module.and_then(python_boot::source).map_or(std::ptr::null(), |source| source.as_ptr())
+    })
+}
+
+/// The header and the definitions above cannot drift apart.
+const _: () = {
+    use bindings as header;
+    let _ = [header::strandline_abi_version as unsafe extern "C" fn() -> u32, strandline_abi_version];
+    let _ = [header::strandline_version as unsafe extern "C" fn() -> *const c_char, strandline_version];
+    let _ = [header::strandline_start as unsafe extern "C" fn(c_int, *const c_char) -> c_int, strandline_start];
+    let _ = [header::strandline_mode as unsafe extern "C" fn() -> c_int, strandline_mode];
+    let _ = [header::strandline_step as unsafe extern "C" fn() -> c_int, strandline_step];
+    let _ = [header::strandline_epoch as unsafe extern "C" fn() -> c_int, strandline_epoch];
+    let _ = [header::strandline_phase as unsafe extern "C" fn(c_int) -> c_int, strandline_phase];
+    let _ = [
+        header::strandline_candidates as unsafe extern "C" fn(*mut c_char, usize) -> usize,
+        strandline_candidates,
+    ];
+    let _ = [header::strandline_explain as unsafe extern "C" fn(u64, *const c_char) -> c_int, strandline_explain];
+    let _ = [header::strandline_report as unsafe extern "C" fn(*const c_char) -> c_int, strandline_report];
+    let _ = [header::strandline_finish as unsafe extern "C" fn() -> c_int, strandline_finish];
+    let _ =
+        [header::strandline_stats as unsafe extern "C" fn(c_int, *mut c_char, usize) -> usize, strandline_stats];
+    let _ = [
+        header::strandline_python_source as unsafe extern "C" fn(*const c_char) -> *const c_char,
+        strandline_python_source,
+    ];
+};

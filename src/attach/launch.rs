@@ -1,0 +1,49 @@
+//! Passing signals on from `strandline run` to the job. Used by the command only, never inside a job.
+
+use std::sync::atomic::{AtomicI32, Ordering};
+
+static CHILD: AtomicI32 = AtomicI32::new(0);
+static PENDING: AtomicI32 = AtomicI32::new(0);
+
+extern "C" fn forward(signal: libc::c_int) {
+    let child = CHILD.load(Ordering::SeqCst);
+    if child > 0 {
+        // SAFETY: kill is async-signal-safe; the pid is our own child's.
+        unsafe { libc::kill(child, signal) };
+    } else {
+        PENDING.store(signal, Ordering::SeqCst);
+    }
+}
+
+/// Handles the signals that a launcher or scheduler sends: they are for the job. SIGINT and SIGQUIT of a
+/// terminal reach the job by themselves (same process group), so they are only ignored here; the job
+/// inherits the default actions, not these.
+pub fn forward_signals() -> std::io::Result<()> {
+    for signal in [libc::SIGTERM, libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2, libc::SIGINT, libc::SIGQUIT] {
+        let terminal = matches!(signal, libc::SIGINT | libc::SIGQUIT);
+        let action = if terminal { nothing as *const () as usize } else { forward as *const () as usize };
+        // SAFETY: sigaction with a valid structure; handlers, unlike SIG_IGN, are reset in the job by exec.
+        unsafe {
+            let mut new: libc::sigaction = std::mem::zeroed();
+            new.sa_sigaction = action;
+            new.sa_flags = libc::SA_RESTART;
+            libc::sigemptyset(&mut new.sa_mask);
+            if libc::sigaction(signal, &new, std::ptr::null_mut()) != 0 {
+                return Err(std::io::Error::last_os_error());
+            }
+        }
+    }
+    Ok(())
+}
+
+extern "C" fn nothing(_signal: libc::c_int) {}
+
+/// Names the job, and passes on what came before it was there.
+pub fn forward_to(child: u32) {
+    CHILD.store(child as i32, Ordering::SeqCst);
+    let pending = PENDING.swap(0, Ordering::SeqCst);
+    if pending != 0 {
+        // SAFETY: our own child's pid.
+        unsafe { libc::kill(child as i32, pending) };
+    }
+}

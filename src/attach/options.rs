@@ -1,0 +1,155 @@
+//! What the environment asks for. Reads `STRANDLINE_*` once; must not touch anything else of the process.
+//!
+//! `strandline run` sets these variables; a user who preloads the library by hand may set them too.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// Where events come from; `Auto` is decided when torch is imported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum Mode {
+    /// Nothing is served and nothing is watched.
+    Off = 0,
+    /// strandline's heap is the GPU's allocator.
+    Heap = 1,
+    /// torch's native allocator is watched.
+    Observer = 2,
+    /// CPU tensors are served from strandline's heap over host memory.
+    Host = 3,
+}
+
+impl Mode {
+    /// The word used in options and reports.
+    pub fn word(self) -> &'static str {
+        match self {
+            Mode::Off => "off",
+            Mode::Heap => "heap",
+            Mode::Observer => "observer",
+            Mode::Host => "host",
+        }
+    }
+
+    /// The mode of a number of the C ABI.
+    pub fn from_abi(mode: i32) -> Option<Mode> {
+        [Mode::Off, Mode::Heap, Mode::Observer, Mode::Host].into_iter().find(|m| *m as i32 == mode)
+    }
+}
+
+/// The options of this process.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Folder for reports (`STRANDLINE_OUT`), `strandline-out` in the working directory by default.
+    pub out: Option<PathBuf>,
+    /// Nothing on stderr except what must be said (`STRANDLINE_QUIET=1`).
+    pub quiet: bool,
+    /// A report every so many steps (`STRANDLINE_EVERY`), 0 for never.
+    pub every: u32,
+    /// The signal that asks for a report (`STRANDLINE_SIGNAL`): `Some(0)` for none, `None` for the default.
+    pub signal: Option<i32>,
+}
+
+impl Options {
+    /// Reads the environment. Returns the options and what in them could not be understood.
+    pub fn from_env() -> (Options, Vec<String>) {
+        Self::from_lookup(|name| std::env::var_os(name))
+    }
+
+    fn from_lookup(get: impl Fn(&str) -> Option<OsString>) -> (Options, Vec<String>) {
+        let mut wrong = Vec::new();
+        let text = |name: &str| get(name).map(|v| v.to_string_lossy().into_owned()).filter(|v| !v.is_empty());
+        let mut options = Options {
+            out: get("STRANDLINE_OUT").filter(|v| !v.is_empty()).map(PathBuf::from),
+            quiet: text("STRANDLINE_QUIET").is_some_and(|v| v != "0"),
+            ..Options::default()
+        };
+        if let Some(every) = text("STRANDLINE_EVERY") {
+            match every.parse() {
+                Ok(n) => options.every = n,
+                Err(_) => wrong.push(format!("STRANDLINE_EVERY={every} is not a number of steps; ignored")),
+            }
+        }
+        if let Some(signal) = text("STRANDLINE_SIGNAL") {
+            options.signal = signal_number(&signal);
+            if options.signal.is_none() {
+                wrong.push(format!(
+                    "STRANDLINE_SIGNAL={signal} is neither a signal's name (SIGUSR2, RTMIN+3), a number nor 'none'; \
+                     the default is used"
+                ));
+            }
+        }
+        (options, wrong)
+    }
+}
+
+/// A signal by name or number; 0 for `none`.
+fn signal_number(text: &str) -> Option<i32> {
+    let upper = text.to_ascii_uppercase();
+    let name = upper.strip_prefix("SIG").unwrap_or(&upper);
+    let max = libc::SIGRTMAX();
+    match name {
+        "NONE" | "OFF" => return Some(0),
+        "USR1" => return Some(libc::SIGUSR1),
+        "USR2" => return Some(libc::SIGUSR2),
+        "HUP" => return Some(libc::SIGHUP),
+        "QUIT" => return Some(libc::SIGQUIT),
+        "PROF" => return Some(libc::SIGPROF),
+        "RTMIN" => return Some(libc::SIGRTMIN()),
+        _ => {}
+    }
+    if let Some(n) = name.strip_prefix("RTMIN+") {
+        return n.parse::<i32>().ok().map(|n| libc::SIGRTMIN() + n).filter(|n| *n <= max);
+    }
+    name.parse::<i32>().ok().filter(|n| (0..=max).contains(n))
+}
+
+/// This process's place in a distributed job: (rank, world size), from the launchers' variables.
+pub fn rank_and_world() -> (i32, i32) {
+    let number = |names: &[&str]| {
+        names.iter().find_map(|name| std::env::var(name).ok().and_then(|v| v.trim().parse::<i32>().ok()))
+    };
+    let rank = number(&["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"]).unwrap_or(0);
+    let world = number(&["WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]).unwrap_or(1);
+    (rank, world.max(1))
+}
+
+/// The command line of this process as the kernel knows it.
+pub fn command_line() -> Vec<String> {
+    let raw = std::fs::read("/proc/self/cmdline").unwrap_or_default();
+    raw.split(|b| *b == 0).filter(|a| !a.is_empty()).map(|a| String::from_utf8_lossy(a).into_owned()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(pairs: &[(&str, &str)]) -> (Options, Vec<String>) {
+        Options::from_lookup(|name| pairs.iter().find(|p| p.0 == name).map(|p| OsString::from(p.1)))
+    }
+
+    #[test]
+    fn an_empty_environment_gives_the_defaults() {
+        let (options, wrong) = read(&[]);
+        assert!(wrong.is_empty());
+        assert!(!options.quiet && options.every == 0 && options.signal.is_none() && options.out.is_none());
+    }
+
+    #[test]
+    fn wrong_values_are_named_and_ignored() {
+        let (options, wrong) = read(&[("STRANDLINE_EVERY", "often"), ("STRANDLINE_SIGNAL", "SIGNOPE")]);
+        assert_eq!(options.every, 0);
+        assert_eq!(wrong.len(), 2);
+        assert!(wrong[0].contains("often") && wrong[1].contains("SIGNOPE"));
+    }
+
+    #[test]
+    fn signals_have_names_and_numbers() {
+        assert_eq!(signal_number("SIGUSR2"), Some(libc::SIGUSR2));
+        assert_eq!(signal_number("usr1"), Some(libc::SIGUSR1));
+        assert_eq!(signal_number("none"), Some(0));
+        assert_eq!(signal_number("RTMIN+7"), Some(libc::SIGRTMIN() + 7));
+        assert_eq!(signal_number("RTMIN+700"), None);
+        assert_eq!(signal_number("12"), Some(12));
+        assert_eq!(signal_number("-1"), None);
+    }
+}

@@ -1,0 +1,183 @@
+//! What is told and written: findings when they are new, reports, the end of the run.
+//!
+//! Must not know how events arise. Invariants: a report is one consistent judgement of the last step
+//! boundary; nothing is said on stdout; a folder that cannot be written is said once; the end is told once.
+
+use super::options::{self, Options};
+use super::process::{State, Stacks};
+use super::{say, say_once};
+use crate::report::{self, DevicePart, DeviceView, Run};
+use parking_lot::Mutex;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// A process that is not the job itself reports only if it did this much (launchers import torch too).
+const BLOCKS_WORTH_A_REPORT: u64 = 1000;
+
+/// Where things are told.
+pub struct Outcome {
+    folder: PathBuf,
+    rank: (i32, i32),
+    main: bool,
+    colour: report::text::Colour,
+    writing: Mutex<()>,
+    finished: AtomicBool,
+    cannot: AtomicBool,
+}
+
+/// Why a report is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// The run is over.
+    Exit,
+    /// A signal, the C ABI, or `--every`.
+    Asked,
+    /// A finding was called.
+    Finding,
+}
+
+impl Reason {
+    fn word(self) -> &'static str {
+        match self {
+            Reason::Exit => "exit",
+            Reason::Asked => "asked",
+            Reason::Finding => "finding",
+        }
+    }
+}
+
+impl Outcome {
+    /// Decides where this process's reports lie.
+    pub fn new(options: &Options) -> Self {
+        let rank = options::rank_and_world();
+        let out = options.out.clone().unwrap_or_else(|| PathBuf::from("strandline-out"));
+        let out = std::path::absolute(&out).unwrap_or(out);
+        Outcome {
+            folder: out.join(format!("rank{}-{}", rank.0, std::process::id())),
+            rank,
+            main: is_the_job(),
+            colour: colour(),
+            writing: Mutex::new(()),
+            finished: AtomicBool::new(false),
+            cannot: AtomicBool::new(false),
+        }
+    }
+}
+
+/// Whether this is the process that `strandline run` was asked to run (or nobody says so).
+fn is_the_job() -> bool {
+    let number = |name: &str| std::env::var(name).ok().and_then(|v| v.parse::<u32>().ok());
+    match (number("STRANDLINE_JOB"), number("STRANDLINE_LAUNCHER")) {
+        (Some(job), _) => job == std::process::id(),
+        (_, Some(launcher)) => launcher == std::os::unix::process::parent_id(),
+        _ => true,
+    }
+}
+
+fn colour() -> report::text::Colour {
+    use std::io::IsTerminal;
+    let plain = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
+    if !plain && std::io::stderr().is_terminal() { report::text::Colour::Always } else { report::text::Colour::Never }
+}
+
+impl State {
+    /// Says findings that are new and writes a report that has them.
+    pub(super) fn tell_news(&self) {
+        let fresh = self.judge.lock().take_new_findings();
+        if fresh.is_empty() {
+            return;
+        }
+        if !self.options.quiet {
+            let told: Vec<String> = {
+                let judge = self.judge.lock();
+                fresh
+                    .iter()
+                    .map(|found| report::describe::finding(&judge, found, &Stacks, &self.clock))
+                    .map(|finding| report::text::finding(&finding, self.outcome.colour))
+                    .collect()
+            };
+            for text in told {
+                write_stderr(&text);
+            }
+        }
+        self.write(Reason::Finding, None);
+    }
+
+    /// Writes the report now; false if it could not be written (said once).
+    pub fn report(&self, folder: Option<&Path>) -> bool {
+        self.write(Reason::Asked, folder)
+    }
+
+    /// The end of the run: judges what waits, writes the last report, says where it is. Once.
+    pub fn finish(&self) -> bool {
+        if self.outcome.finished.swap(true, Ordering::SeqCst) {
+            return true;
+        }
+        self.judge.lock().finish();
+        self.tell_news();
+        let steps = self.judge.lock().steps();
+        if !self.outcome.main && steps == 0 && self.blocks_served() < BLOCKS_WORTH_A_REPORT {
+            return true;
+        }
+        let written = self.write(Reason::Exit, None);
+        if written && !self.options.quiet && (self.outcome.main || steps > 0) {
+            let verdict = self.assemble(Reason::Exit);
+            say(format_args!(
+                "{}: {}; report: {}",
+                verdict.verdict.name(),
+                verdict.reason,
+                self.outcome.folder.join("report.json").display()
+            ));
+        }
+        written
+    }
+
+    fn blocks_served(&self) -> u64 {
+        self.host.as_ref().and_then(|host| host.stats()).map_or(0, |stats| stats.allocation.all.allocated)
+    }
+
+    fn write(&self, why: Reason, folder: Option<&Path>) -> bool {
+        let _one_at_a_time = self.outcome.writing.lock();
+        let report = self.assemble(why);
+        let folder = folder.unwrap_or(&self.outcome.folder);
+        let json = report::json::to_string(&report);
+        let text = report::text::report(&report, report::text::Colour::Never);
+        let written = report::write::file(folder, "report.json", json.as_bytes())
+            .and_then(|_| report::write::file(folder, "report.txt", text.as_bytes()));
+        match written {
+            Ok(_) => true,
+            Err(error) => {
+                say_once(&self.outcome.cannot, format_args!("{error}"));
+                false
+            }
+        }
+    }
+
+    fn assemble(&self, why: Reason) -> report::Report {
+        let wanted: Vec<u32> = self.judge.lock().cases().iter().map(|case| case.site).collect();
+        let mut parts = Vec::new();
+        if let Some(books) = self.host.as_ref().and_then(|host| host.books()) {
+            let view = DeviceView::of(&books.accounts, &wanted);
+            let stats = books.heap.stats();
+            drop(books);
+            parts.push(DevicePart { view, stats: stats.flat().into_iter().map(|(k, v)| (k, v.into())).collect() });
+        }
+        let run = Run {
+            command: self.command.clone(),
+            pid: std::process::id(),
+            rank: self.outcome.rank.0.into(),
+            world_size: self.outcome.rank.1.into(),
+            mode: self.mode().word().into(),
+            written: why.word().into(),
+            time: std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).ok().map(|d| d.as_secs()),
+            ..Run::default()
+        };
+        let judge = self.judge.lock();
+        report::assemble(run, parts, &judge, &self.clock, &Stacks)
+    }
+}
+
+fn write_stderr(text: &str) {
+    use std::io::Write;
+    let _ = std::io::stderr().lock().write_all(text.as_bytes());
+}

@@ -1,0 +1,338 @@
+//! The one state of a process: its devices, clock and judge, and what the entry points do with them.
+//!
+//! Invariants: the state is made once and never freed (frees may come after every destructor); no lock is
+//! held while a stack is captured, while Python runs or while a file is written; in a forked child nothing
+//! but a look at an address range is done. Locks are taken in the order device, judge.
+
+use super::options::{self, Mode, Options};
+use super::outcome::Outcome;
+use super::served::Served;
+use super::{fork, python_boot, say, say_once, signal};
+use crate::driver::Stream;
+use crate::driver::host::HostDriver;
+use crate::heap::{AddressSpace, Config, Heap, HeapError};
+use crate::ledger::{self, Clock, Judge, LiveBlock, Phase};
+use crate::stacks;
+use parking_lot::Mutex;
+use serde::Deserialize;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
+use std::time::Instant;
+
+/// The number of the host among the devices.
+pub const HOST: i32 = -1;
+
+static STATE: AtomicPtr<State> = AtomicPtr::new(std::ptr::null_mut());
+/// Set in forked children, and after a fault of our own: nothing is served any more.
+static DETACHED: AtomicBool = AtomicBool::new(false);
+/// The process that accounts; a child of `vfork` shares our memory but not our pid.
+static OWNER: AtomicI32 = AtomicI32::new(0);
+
+/// Everything that a process which accounts has.
+pub struct State {
+    mode: Mode,
+    pub(super) options: Options,
+    pub(super) command: Vec<String>,
+    pub(super) clock: Clock,
+    pub(super) judge: Mutex<Judge>,
+    pub(super) host: Option<Served<HostDriver>>,
+    pub(super) outcome: Outcome,
+    pub(super) began: Instant,
+    /// Candidates taken from the judge and not yet fetched whole by the caller.
+    candidates: Mutex<Option<String>>,
+}
+
+/// What `strandline_start` may be told.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Told {
+    out: Option<PathBuf>,
+    quiet: Option<bool>,
+    every: Option<u32>,
+    command: Option<Vec<String>>,
+    library_roots: Vec<String>,
+    user_roots: Vec<String>,
+}
+
+/// The state, where this process accounts.
+#[inline]
+pub fn state() -> Option<&'static State> {
+    if DETACHED.load(Ordering::Relaxed) {
+        return None;
+    }
+    // SAFETY: null, or a box that `start` leaked; never freed or changed except through its own locks.
+    unsafe { STATE.load(Ordering::Acquire).as_ref() }
+}
+
+/// From now on this process serves and watches nothing (a forked child, or a fault of our own).
+pub fn detach() {
+    DETACHED.store(true, Ordering::SeqCst);
+    stacks::disable();
+}
+
+/// Whether this process was detached.
+pub fn is_detached() -> bool {
+    DETACHED.load(Ordering::Relaxed)
+}
+
+/// Begins accounting; a second call with the same mode does nothing.
+pub fn start(mode: i32, told: Option<&str>) -> Result<(), ()> {
+    let Some(mode) = Mode::from_abi(mode) else { return Err(()) };
+    if let Some(state) = state() {
+        return if state.mode == mode { Ok(()) } else { Err(()) };
+    }
+    if mode == Mode::Off || is_detached() || !python_boot::first_copy() {
+        return Ok(());
+    }
+    let told: Told = match told.map(serde_json::from_str).transpose() {
+        Ok(told) => told.unwrap_or_default(),
+        Err(error) => {
+            say(format_args!("strandline_start: the options are not the JSON object of strandline.h: {error}"));
+            return Err(());
+        }
+    };
+    let (mut options, wrong) = Options::from_env();
+    for line in wrong {
+        say(format_args!("{line}"));
+    }
+    options.out = told.out.or(options.out);
+    options.quiet = told.quiet.unwrap_or(options.quiet);
+    options.every = told.every.unwrap_or(options.every);
+    let host = match mode {
+        Mode::Host => Some(serve_host()?),
+        _ => {
+            say(format_args!("mode {} is not there yet; use --mode host", mode.word()));
+            return Err(());
+        }
+    };
+    let stacks = stacks::Options {
+        library_roots: told.library_roots,
+        user_roots: told.user_roots,
+        ..stacks::Options::default()
+    };
+    if let Err(reason) = stacks::start(stacks).python {
+        if python_boot::symbol(c"Py_IsInitialized").is_some() {
+            say(format_args!("no Python stacks: {reason}"));
+        }
+    }
+    let asked = options.signal;
+    let state = Box::new(State {
+        mode,
+        outcome: Outcome::new(&options),
+        options,
+        command: told.command.unwrap_or_else(options::command_line),
+        clock: Clock::new(),
+        judge: Mutex::new(Judge::new()),
+        host,
+        began: Instant::now(),
+        candidates: Mutex::new(None),
+    });
+    // SAFETY: getpid cannot fail.
+    OWNER.store(unsafe { libc::getpid() }, Ordering::SeqCst);
+    fork::guard();
+    let made = Box::into_raw(state);
+    if STATE.compare_exchange(std::ptr::null_mut(), made, Ordering::AcqRel, Ordering::Acquire).is_err() {
+        // SAFETY: another thread was first; nobody else has seen this box.
+        drop(unsafe { Box::from_raw(made) });
+        return Ok(());
+    }
+    if let Err(reason) = signal::start(asked) {
+        say(format_args!("{reason}"));
+    }
+    Ok(())
+}
+
+fn serve_host() -> Result<Served<HostDriver>, ()> {
+    let driver = HostDriver::with_memory(physical_memory());
+    match Heap::new(driver, Config::host()) {
+        Ok(heap) => Ok(Served::new(HOST, heap)),
+        Err(error) => {
+            say(format_args!(
+                "host memory cannot be reserved ({error}); an address-space limit (ulimit -v) is the usual reason. \
+                 The job runs without strandline"
+            ));
+            Err(())
+        }
+    }
+}
+
+/// Bytes of memory of this machine.
+fn physical_memory() -> u64 {
+    // SAFETY: sysconf takes a number and has no other effect.
+    let (pages, page) = unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
+    (pages.max(0) as u64).saturating_mul(page.max(4096) as u64)
+}
+
+/// Serves `c10::alloc_cpu`; `None` sends the request on to torch's own.
+#[inline]
+pub fn host_malloc(size: usize) -> Option<usize> {
+    let state = state()?;
+    let host = state.host.as_ref()?;
+    if size == 0 || size > isize::MAX as usize {
+        return None;
+    }
+    let served = contained(|| host.malloc(size as u64, Stream(0), &state.clock));
+    match served? {
+        Ok(at) => Some(at as usize),
+        // torch's own way fails with torch's own message, or succeeds where our limit is not its limit.
+        Err(HeapError::OutOfMemory { .. }) => None,
+        Err(error) => {
+            static SAID: AtomicBool = AtomicBool::new(false);
+            say_once(&SAID, format_args!("{error}; such memory comes from the system and is not accounted"));
+            None
+        }
+    }
+}
+
+/// Serves `c10::free_cpu`; `false` sends the pointer on to torch's own.
+#[inline]
+pub fn host_free(pointer: usize) -> bool {
+    if pointer == 0 || !AddressSpace::owns(pointer as u64) {
+        return false;
+    }
+    let Some(state) = state() else { return true };
+    let Some(host) = state.host.as_ref() else { return false };
+    if let Some(Err(error)) = contained(|| host.free(pointer as u64, &state.clock)) {
+        static SAID: AtomicBool = AtomicBool::new(false);
+        say_once(&SAID, format_args!("{error}; it was freed by torch, and is left alone"));
+    }
+    true
+}
+
+/// Runs `f`; a panic in it is a fault of ours: said, and from then on the process is left alone.
+#[inline]
+fn contained<T>(f: impl FnOnce() -> T) -> Option<T> {
+    catch_unwind(AssertUnwindSafe(f)).map_err(|_| fault()).ok()
+}
+
+#[cold]
+fn fault() {
+    detach();
+    say(format_args!("internal fault, please report it; the job goes on without strandline"));
+}
+
+/// A report was asked for by a signal.
+pub fn report_on_request() {
+    if let Some(state) = state() {
+        state.report(None);
+    }
+}
+
+/// The process is about to leave without Python's exit handlers.
+pub fn leaving() {
+    // SAFETY: getpid cannot fail.
+    let here = unsafe { libc::getpid() } == OWNER.load(Ordering::Relaxed);
+    if let Some(state) = state().filter(|_| here) {
+        let _ = catch_unwind(AssertUnwindSafe(|| state.finish()));
+    }
+}
+
+impl State {
+    /// Where events come from.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// A step ended. Returns how many candidates wait for an explanation.
+    pub fn step(&self) -> usize {
+        let ended = self.clock.end_step(self.began.elapsed().as_nanos() as u64);
+        let now = self.clock.now();
+        let mut waiting = 0;
+        if let Some(host) = &self.host
+            && let Some(mut books) = host.books()
+        {
+            let sample = books.sample();
+            books.accounts.boundary(ended, now.epoch, &sample);
+            books.trim_idle(ended, sample.allocated, sample.reserved);
+            waiting = self.judge.lock().look(&mut books.accounts, &self.clock);
+        }
+        self.tell_news();
+        if self.options.every > 0 && (ended + 1).is_multiple_of(self.options.every) {
+            self.report(None);
+        }
+        waiting
+    }
+
+    /// A new epoch began.
+    pub fn epoch(&self) {
+        self.clock.begin_epoch();
+    }
+
+    /// Enters a phase; returns the one that was in force, or nothing for a number that is no phase.
+    pub fn phase(&self, phase: i32) -> Option<i32> {
+        let phase = u32::try_from(phase).ok().and_then(Phase::from_number)?;
+        Some(self.clock.enter(phase) as i32)
+    }
+
+    /// The candidates as JSON: taken from the judge once, kept until they were fetched whole.
+    pub fn candidates(&self, fetch: impl FnOnce(&str) -> bool) {
+        let mut kept = self.candidates.lock();
+        let json = kept.take().unwrap_or_else(|| self.take_candidates());
+        if !fetch(&json) {
+            *kept = Some(json);
+        }
+    }
+
+    fn take_candidates(&self) -> String {
+        let (taken, ended) = {
+            let mut judge = self.judge.lock();
+            (judge.take_candidates(), judge.steps().saturating_sub(1))
+        };
+        if taken.is_empty() {
+            return "[]".into();
+        }
+        ledger::wire::candidates_to_json(&taken, ended, &Stacks, &mut |device, site| self.blocks_of(device, site))
+    }
+
+    fn blocks_of(&self, device: i32, site: u32) -> Vec<LiveBlock> {
+        match &self.host {
+            Some(host) if device == HOST => host.books().map(|books| books.blocks_of(site)).unwrap_or_default(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Takes an answer; false when no candidate has this id.
+    pub fn explain(&self, id: u64, answer: &str) -> bool {
+        let done = self.judge.lock().explain_json(id, answer);
+        if let Err(ledger::wire::Refused::NotJson(error)) = &done {
+            static SAID: AtomicBool = AtomicBool::new(false);
+            say_once(&SAID, format_args!("an explanation is not the JSON of strandline.h: {error}"));
+        }
+        self.tell_news();
+        done.is_ok()
+    }
+
+    /// Statistics of a device as a JSON object.
+    pub fn stats(&self, device: i32) -> Option<String> {
+        let stats = self.host.as_ref().filter(|host| host.device() == device)?.stats()?;
+        let map: serde_json::Map<String, serde_json::Value> =
+            stats.flat().into_iter().map(|(key, value)| (key, value.into())).collect();
+        serde_json::to_string(&map).ok()
+    }
+}
+
+/// The ledger's view of the process's stacks.
+pub struct Stacks;
+
+impl Stacks {
+    fn frame(frame: stacks::Frame) -> ledger::Frame {
+        ledger::Frame {
+            file: frame.file.to_string(),
+            line: frame.line,
+            function: frame.function.to_string(),
+            kind: if frame.kind == stacks::Kind::Python { "python".into() } else { "native".into() },
+            user: frame.user,
+        }
+    }
+}
+
+impl ledger::Symbols for Stacks {
+    fn frames(&self, stack: u32) -> Vec<ledger::Frame> {
+        stacks::frames(stacks::StackId(stack)).into_iter().map(Stacks::frame).collect()
+    }
+
+    fn allocated_at(&self, stack: u32) -> Option<ledger::Frame> {
+        stacks::allocated_at(stacks::StackId(stack)).map(Stacks::frame)
+    }
+}

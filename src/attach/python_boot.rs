@@ -1,0 +1,111 @@
+//! Runs the Python side when `import torch` is seen, without changing a line of the job.
+//!
+//! The moment is torch's own `dlopen` of its extension module: Python is initialised, the thread holds the
+//! GIL, and CUDA has not been touched. All of Python is found at run time; a process without Python, or
+//! without torch, never gets past the look at a file name. Must not know torch's internals: that is the
+//! Python side's business, whose sources are part of this library.
+
+use libc::{c_char, c_int, c_void};
+use std::ffi::{CStr, CString};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+include!(concat!(env!("OUT_DIR"), "/python_sources.rs"));
+
+const BOOT: &str = include_str!("boot.py");
+
+/// A symbol of the process, from any library that is globally visible.
+pub(super) fn symbol(name: &CStr) -> Option<*mut c_void> {
+    // SAFETY: dlsym with a terminated name.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    (!found.is_null()).then_some(found)
+}
+
+/// Whether a path is torch's extension module: `…/torch/_C.cpython-….so`.
+fn is_torch_extension(path: &[u8]) -> bool {
+    let split = path.iter().rposition(|b| *b == b'/').map_or(0, |at| at + 1);
+    let (folder, name) = path.split_at(split);
+    name.starts_with(b"_C.") && folder.ends_with(b"torch/")
+}
+
+/// Called with each path given to `dlopen`.
+pub(super) fn seen(path: &[u8]) {
+    static BEGUN: AtomicBool = AtomicBool::new(false);
+    if !is_torch_extension(path) || BEGUN.load(Ordering::Relaxed) || !first_copy() {
+        return;
+    }
+    if std::env::var_os("STRANDLINE_MODE").is_some_and(|mode| mode == "off") || super::process::is_detached() {
+        return;
+    }
+    if !BEGUN.swap(true, Ordering::SeqCst) {
+        let _ = std::panic::catch_unwind(run);
+    }
+}
+
+/// Whether this is the copy of the library that serves the process (a job may be preloaded twice).
+pub(super) fn first_copy() -> bool {
+    symbol(c"strandline_abi_version").is_none_or(|at| at as usize == super::abi::strandline_abi_version as *const () as usize)
+}
+
+fn run() {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    let found = (symbol(c"Py_IsInitialized"), symbol(c"PyGILState_Check"), symbol(c"PyRun_SimpleString"));
+    let (Some(initialized), Some(gil), Some(run)) = found else {
+        return super::say_once(
+            &SAID,
+            format_args!(
+                "this Python hides its C API, so torch cannot be followed here; \
+                 call strandline.install() at the top of the script instead"
+            ),
+        );
+    };
+    // SAFETY: the documented signatures of these three functions of CPython's C API.
+    let (initialized, gil, run) = unsafe {
+        (
+            std::mem::transmute::<*mut c_void, extern "C" fn() -> c_int>(initialized),
+            std::mem::transmute::<*mut c_void, extern "C" fn() -> c_int>(gil),
+            std::mem::transmute::<*mut c_void, extern "C" fn(*const c_char) -> c_int>(run),
+        )
+    };
+    if initialized() == 0 || gil() != 1 {
+        return super::say_once(
+            &SAID,
+            format_args!(
+                "torch is being loaded outside of a Python import; call strandline.install() before using it"
+            ),
+        );
+    }
+    if let Ok(code) = CString::new(BOOT) {
+        run(code.as_ptr());
+    }
+}
+
+/// The source of a module of the Python package (`""` for the package itself), for the boot code's importer.
+pub(super) fn source(module: &str) -> Option<&'static CStr> {
+    static TEXTS: OnceLock<Vec<(&'static str, CString)>> = OnceLock::new();
+    let texts = TEXTS.get_or_init(|| {
+        PYTHON_SOURCES.iter().filter_map(|(name, text)| Some((*name, CString::new(*text).ok()?))).collect()
+    });
+    texts.iter().find(|(name, _)| *name == module).map(|(_, text)| text.as_c_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_torch_s_extension_is_meant() {
+        assert!(is_torch_extension(b"/v/site-packages/torch/_C.cpython-311-x86_64-linux-gnu.so"));
+        assert!(is_torch_extension(b"torch/_C.abi3.so"));
+        assert!(!is_torch_extension(b"/v/site-packages/torchvision/_C.so"));
+        assert!(!is_torch_extension(b"/v/torch/lib/libtorch.so"));
+        assert!(!is_torch_extension(b"_C.so"));
+        assert!(!is_torch_extension(b""));
+    }
+
+    #[test]
+    fn the_package_is_embedded() {
+        assert!(source("").is_some_and(|s| !s.is_empty()));
+        assert!(source("no_such_module").is_none());
+    }
+}

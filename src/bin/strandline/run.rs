@@ -1,0 +1,120 @@
+//! `strandline run`: starts the job with the library preloaded.
+//!
+//! Without `--fail-on-leak` the command *becomes* the job (exec): same process, same signals, same exit
+//! code. With it, the command stays, passes signals on, and exits 3 if the job succeeded but leaked.
+
+use crate::{code, paths, report};
+use clap::{Args, ValueEnum};
+use std::ffi::OsString;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+/// Where events come from.
+#[derive(Clone, Copy, ValueEnum)]
+pub enum Mode {
+    /// A GPU if there is one (heap), else CPU tensors (host)
+    Auto,
+    /// strandline's own caching allocator serves the GPU
+    Heap,
+    /// torch keeps its allocator and strandline watches it
+    Observer,
+    /// CPU tensors
+    Host,
+}
+
+/// Arguments of `strandline run`.
+#[derive(Args)]
+pub struct Run {
+    /// Where events come from
+    #[arg(long, value_enum, default_value = "auto")]
+    pub mode: Mode,
+    /// Folder for the reports
+    #[arg(long, value_name = "DIR", default_value = "strandline-out")]
+    pub out: PathBuf,
+    /// Exit 3 if the job succeeds but leaks
+    #[arg(long)]
+    pub fail_on_leak: bool,
+    /// Write the report every N steps as well
+    #[arg(long, value_name = "N")]
+    pub every: Option<u32>,
+    /// Say nothing on stderr; the report is written all the same
+    #[arg(long)]
+    pub quiet: bool,
+    /// The job
+    #[arg(last = true, required = true, value_name = "CMD")]
+    pub command: Vec<OsString>,
+}
+
+impl Run {
+    /// Runs the job.
+    pub fn run(self) -> Result<ExitCode, String> {
+        let library = paths::library()?;
+        let name = self.command.first().ok_or("no job was given")?;
+        let Some(program) = paths::program(name) else {
+            eprintln!("strandline: {}: command not found", name.to_string_lossy());
+            return Ok(ExitCode::from(code::NOT_FOUND));
+        };
+        let out = std::path::absolute(&self.out).map_err(|e| format!("--out {}: {e}", self.out.display()))?;
+        let mut job = Command::new(program);
+        job.arg0(name).args(&self.command[1..]);
+        job.env("LD_PRELOAD", preload(&library)?).env("STRANDLINE_OUT", &out);
+        let mode = self.mode.to_possible_value().map(|v| v.get_name().to_owned()).unwrap_or_default();
+        job.env("STRANDLINE_MODE", mode);
+        if self.quiet {
+            job.env("STRANDLINE_QUIET", "1");
+        }
+        if let Some(every) = self.every {
+            job.env("STRANDLINE_EVERY", every.to_string());
+        }
+        if !self.fail_on_leak {
+            job.env("STRANDLINE_JOB", std::process::id().to_string());
+            return Ok(could_not_start(name, &job.exec()));
+        }
+        job.env("STRANDLINE_LAUNCHER", std::process::id().to_string());
+        let began = std::time::SystemTime::now();
+        let status = match supervise(job) {
+            Ok(status) => status,
+            Err(error) => return Ok(could_not_start(name, &error)),
+        };
+        if let Some(signal) = status.signal() {
+            return Ok(ExitCode::from(128u8.saturating_add(signal as u8)));
+        }
+        match status.code() {
+            Some(0) => report::leaked_since(&out, began).map(|leaked| {
+                if leaked { ExitCode::from(code::LEAK) } else { ExitCode::SUCCESS }
+            }),
+            other => Ok(ExitCode::from(other.unwrap_or(1) as u8)),
+        }
+    }
+}
+
+/// The value of LD_PRELOAD with our library in front of what is there.
+fn preload(library: &std::path::Path) -> Result<OsString, String> {
+    if library.as_os_str().as_encoded_bytes().iter().any(|b| b.is_ascii_whitespace() || *b == b':') {
+        return Err(format!(
+            "the library's path {} holds a space or a colon, which LD_PRELOAD cannot carry; \
+             copy it elsewhere and name it in STRANDLINE_LIB",
+            library.display()
+        ));
+    }
+    let mut value = library.as_os_str().to_owned();
+    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|v| !v.is_empty()) {
+        value.push(":");
+        value.push(others);
+    }
+    Ok(value)
+}
+
+fn could_not_start(name: &std::ffi::OsStr, error: &std::io::Error) -> ExitCode {
+    eprintln!("strandline: {}: {error}", name.to_string_lossy());
+    ExitCode::from(if error.kind() == std::io::ErrorKind::NotFound { code::NOT_FOUND } else { code::NOT_EXECUTABLE })
+}
+
+/// Runs the job as a child and passes terminating signals on to it.
+fn supervise(mut job: Command) -> std::io::Result<std::process::ExitStatus> {
+    strandline::attach::launch::forward_signals()?;
+    let mut child = job.spawn()?;
+    strandline::attach::launch::forward_to(child.id());
+    child.wait()
+}

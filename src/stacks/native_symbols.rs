@@ -1,0 +1,173 @@
+//! Names for native addresses, when a report is written.
+//!
+//! Must not be called while a stack is captured: it opens files, allocates and takes the loader's lock.
+//! Invariant: an address without a symbol is still something a person can look up (file and offset).
+
+use std::collections::HashMap;
+use std::ffi::{CStr, OsStr};
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use object::{Object, ObjectSymbol, SymbolKind};
+use parking_lot::Mutex;
+
+/// What is known of an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Symbol {
+    pub file: Arc<str>,
+    pub function: Arc<str>,
+}
+
+static KNOWN: Mutex<Option<HashMap<u64, Symbol>>> = Mutex::new(None);
+
+/// File and function of a return address.
+pub fn symbol(address: u64) -> Symbol {
+    if let Some(symbol) = KNOWN.lock().get_or_insert_default().get(&address) {
+        return symbol.clone();
+    }
+    let symbol = look_up(address);
+    KNOWN.lock().get_or_insert_default().insert(address, symbol.clone());
+    symbol
+}
+
+fn look_up(address: u64) -> Symbol {
+    // A return address may lie behind the last instruction of a function that never returns.
+    let inside = address.saturating_sub(1);
+    // SAFETY: an all-zero Dl_info is valid (null pointers); dladdr fills it in.
+    let info = unsafe {
+        let mut info: libc::Dl_info = std::mem::zeroed();
+        (libc::dladdr(inside as *const libc::c_void, &raw mut info) != 0).then_some(info)
+    };
+    let Some(info) = info.filter(|info| !info.dli_fname.is_null()) else {
+        return Symbol { file: "".into(), function: format!("{address:#x}").into() };
+    };
+    // SAFETY: dladdr returns strings of the loaded object, which stay while it is loaded.
+    let path = unsafe { CStr::from_ptr(info.dli_fname) };
+    let exported = (!info.dli_sname.is_null()).then(|| {
+        // SAFETY: as above.
+        unsafe { CStr::from_ptr(info.dli_sname) }.to_string_lossy().into_owned()
+    });
+    let file = Path::new(OsStr::from_bytes(path.to_bytes()));
+    let offset = inside.wrapping_sub(info.dli_fbase as u64);
+    let name = exported.or_else(|| local_symbol(file, offset));
+    let function = match name {
+        Some(name) => demangle(&name),
+        None => {
+            let base = file.file_name().unwrap_or_default().to_string_lossy();
+            format!("{base}+{offset:#x}")
+        }
+    };
+    Symbol { file: path.to_string_lossy().into(), function: function.into() }
+}
+
+/// A symbol that is not exported, out of the file's own table (absent from stripped files).
+fn local_symbol(path: &Path, offset: u64) -> Option<String> {
+    // The program's own path may be relative or gone; the kernel knows it.
+    let file = File::open(path).or_else(|_| File::open("/proc/self/exe")).ok()?;
+    let map = Mapped::new(&file)?;
+    let elf = object::File::parse(map.bytes()).ok()?;
+    elf.symbols()
+        .filter(|symbol| symbol.kind() == SymbolKind::Text)
+        .find(|symbol| (symbol.address()..symbol.address() + symbol.size()).contains(&offset))
+        .and_then(|symbol| symbol.name().ok().map(str::to_owned))
+}
+
+/// A file mapped for reading: some are gigabytes long.
+struct Mapped {
+    start: *mut libc::c_void,
+    length: usize,
+}
+
+impl Mapped {
+    fn new(file: &File) -> Option<Mapped> {
+        let length = usize::try_from(file.metadata().ok()?.len()).ok().filter(|length| *length != 0)?;
+        // SAFETY: a new private mapping at an address of the kernel's choice.
+        let start = unsafe {
+            libc::mmap(std::ptr::null_mut(), length, libc::PROT_READ, libc::MAP_PRIVATE, file.as_raw_fd(), 0)
+        };
+        (start != libc::MAP_FAILED).then_some(Mapped { start, length })
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: mapped by `new` for this length until the drop.
+        unsafe { std::slice::from_raw_parts(self.start.cast(), self.length) }
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: the mapping of `new`, to which no slice is left (they borrow `self`).
+        unsafe { libc::munmap(self.start, self.length) };
+    }
+}
+
+/// The name without its parameters, which make C++ frames unreadable.
+fn demangle(name: &str) -> String {
+    if let Ok(rust) = rustc_demangle::try_demangle(name) {
+        return format!("{rust:#}");
+    }
+    let options = cpp_demangle::DemangleOptions::new().no_params().no_return_type();
+    cpp_demangle::Symbol::new(name)
+        .ok()
+        .and_then(|symbol| symbol.demangle(&options).ok())
+        .unwrap_or_else(|| name.to_owned())
+}
+
+/// The autograd node whose `apply` this is: `AddmmBackward0` of
+/// `torch::autograd::generated::AddmmBackward0::apply`.
+pub fn autograd_node(function: &str) -> Option<&str> {
+    let rest = function.strip_prefix("torch::autograd::")?;
+    let rest = rest.strip_prefix("generated::").unwrap_or(rest);
+    let end = rest.find("::apply")?;
+    let (node, after) = (&rest[..end], &rest[end + "::apply".len()..]);
+    // `apply_with_saved` and the like are no step of a backward pass.
+    let whole = after.is_empty() || after.starts_with(['(', '<']);
+    (whole && !node.is_empty() && node != "Node").then_some(node)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_readable() {
+        assert_eq!(
+            demangle("_ZN5torch8autograd9generated14AddmmBackward05applyEOSt6vectorIN2at6TensorESaIS4_EE"),
+            "torch::autograd::generated::AddmmBackward0::apply"
+        );
+        assert_eq!(demangle("_ZN3foo3bar17h05af221e174051e9E"), "foo::bar");
+        assert_eq!(demangle("cudaMalloc"), "cudaMalloc");
+        assert_eq!(demangle("_Znonsense"), "_Znonsense");
+    }
+
+    #[test]
+    fn nodes_of_autograd() {
+        for (function, node) in [
+            ("torch::autograd::generated::AddmmBackward0::apply", Some("AddmmBackward0")),
+            (
+                "torch::autograd::generated::MulBackward0::apply(std::vector<at::Tensor>&&)",
+                Some("MulBackward0"),
+            ),
+            ("torch::autograd::AccumulateGrad::apply", Some("AccumulateGrad")),
+            ("torch::autograd::CppNode<Mine>::apply", Some("CppNode<Mine>")),
+            ("torch::autograd::generated::MulBackward0::apply_with_saved", None),
+            ("torch::autograd::Node::operator()", None),
+            ("at::native::apply", None),
+        ] {
+            assert_eq!(autograd_node(function), node, "{function}");
+        }
+    }
+
+    #[test]
+    fn an_address_gets_its_symbol_or_its_offset() {
+        let malloc = symbol(libc::malloc as *const () as u64 + 1);
+        assert!(malloc.function.contains("malloc"), "{malloc:?}");
+        assert!(malloc.file.contains("libc"), "{malloc:?}");
+        assert_eq!(&*symbol(0x10).function, "0x10");
+        let own = symbol(nodes_of_autograd as *const () as u64 + 1);
+        assert!(own.function.contains("nodes_of_autograd"), "{own:?}");
+    }
+}
