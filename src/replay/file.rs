@@ -6,7 +6,7 @@
 use super::error::{Error, Result};
 use super::input::Input;
 use super::recording::Recording;
-use super::snapshot;
+use super::{snapshot, trace};
 use flate2::read::MultiGzDecoder;
 use std::io::Read;
 
@@ -22,7 +22,7 @@ const FOREIGN: &[(&[u8], &str)] = &[
     (b"<", "it is HTML (a memory_viz page?); give the pickle that it was made from"),
 ];
 
-/// Reads a recording: a torch snapshot, plain or compressed by gzip.
+/// Reads a recording: a torch snapshot or a strandline trace, plain or compressed by gzip.
 pub fn read(source: impl Read) -> Result<Recording> {
     let mut outer = Input::new(source);
     if outer.peek(2)? == GZIP {
@@ -42,6 +42,9 @@ fn read_plain<R: Read>(input: &mut Input<R>) -> Result<Recording> {
     }
     if let Some((_, what)) = FOREIGN.iter().find(|(magic, _)| first.starts_with(magic)) {
         return Err(Error::Foreign((*what).to_owned()));
+    }
+    if first.starts_with(&trace::MAGIC[..7]) {
+        return trace::read(input);
     }
     snapshot::read(input)
 }

@@ -11,6 +11,8 @@
 //! | [`subject`], [`price`] | the allocator a recording is replayed through; what its driver calls cost |
 //! | [`play`], [`run`] | one device, and the whole recording, replayed and judged |
 //! | [`symbols`] | stacks as ledger and report ask for them |
+//! | [`trace`] | strandline's own form of a recording |
+//! | [`summary`] | the outcome as JSON and as text |
 //! | [`file`] | what kind of file is this? |
 //!
 //! Nothing here allocates device memory or knows a process other than by its file.
@@ -32,4 +34,6 @@ pub mod run;
 pub mod snapshot;
 pub mod start;
 pub mod subject;
+pub mod summary;
 pub mod symbols;
+pub mod trace;
