@@ -1,15 +1,59 @@
 //! Lanes and arenas: who may take memory from where.
 //!
-//! A *lane* is one stream of one pool; it has two *arenas*, for small and for large requests. An arena
+//! A *lane* is one stream of one pool; it has four *arenas*: for small, large and huge requests, and for those with a planned place. An arena
 //! owns segments, the bins of their free ranges, the list of their ranges without memory, and the lists of
 //! slabs with free slots. Memory of a lane is handed only to its stream, unless it is lent or moved.
-//! It knows no driver. Invariant: an arena's number is twice its lane's number plus its kind.
+//! It knows no driver. Invariant: an arena's number is four times its lane's number plus its kind.
 
-use super::Stream;
 use super::block::{Blocks, Id, NONE, State};
 use super::fit::Bins;
+use super::plan::Planner;
 use super::slab::SlabId;
+use super::stats::{LARGE, SMALL};
 use super::stream::Marks;
+use super::{SMALL_MAX, Stream};
+
+/// Index of the arena for the largest requests. The indices of the others are those of the statistics.
+///
+/// Large blocks that stay (a leak, an optimizer's state) would be strewn among the huge ones that come and
+/// go; every page moved from around them would leave two broken pages behind.
+pub(super) const HUGE: usize = 2;
+/// Index of the arena for requests that have a planned place.
+pub(super) const PLANNED: usize = 3;
+/// Requests from this size on (after rounding) are huge. Bytes.
+const HUGE_FROM: u64 = 16 << 20;
+
+/// The arena that a block size belongs to.
+#[inline]
+pub(super) fn kind_for(size: u64) -> usize {
+    match size {
+        ..=SMALL_MAX => SMALL,
+        ..HUGE_FROM => LARGE,
+        _ => HUGE,
+    }
+}
+
+#[inline]
+pub(super) fn arena_number(lane: usize, kind: usize) -> u16 {
+    (lane * 4 + kind) as u16
+}
+
+#[inline]
+pub(super) fn lane_of(arena: u16) -> usize {
+    usize::from(arena >> 2)
+}
+
+/// The index among a lane's arenas.
+#[inline]
+pub(super) fn kind_of(arena: u16) -> usize {
+    usize::from(arena & 3)
+}
+
+/// The part of the statistics that an arena counts in.
+#[inline]
+pub(super) fn part_of(arena: u16) -> usize {
+    kind_of(arena).min(LARGE)
+}
 
 /// Most size classes that a configuration can give.
 const CLASSES: usize = 64;
@@ -58,7 +102,9 @@ pub(super) struct Lane {
     pub stream: Stream,
     /// Index into the heap's pools; 0 is everybody's.
     pub pool: u32,
-    pub arenas: [Arena; 2],
+    pub arenas: [Arena; 4],
+    /// There once pages had to be moved.
+    pub planner: Option<Box<Planner>>,
     pub marks: Marks,
     /// The clock at the last free.
     pub last_free: u64,
@@ -74,7 +120,8 @@ impl Lane {
         Lane {
             stream,
             pool,
-            arenas: [Arena::new(), Arena::new()],
+            arenas: std::array::from_fn(|_| Arena::new()),
+            planner: None,
             marks: Marks::default(),
             last_free: 0,
             loud: false,

@@ -2,6 +2,7 @@
 //!
 //! It only reads, and takes time in proportion to the heap.
 
+use super::arena::{PLANNED, arena_number, kind_for, kind_of};
 use super::block::{NONE, State};
 use super::segment::{Found, PAGE};
 use super::slab::SlotState;
@@ -81,7 +82,7 @@ impl<D: Driver> Heap<D> {
                     ensure!(self.space.find(at) == Found::Block(id), "block {id} is not in the table");
                     ensure!(block.word <= block.size, "block {id} is smaller than asked for");
                     ensure!(
-                        (block.size <= super::SMALL_MAX) == (kind == SMALL),
+                        kind_of(segment.arena) == PLANNED || kind_for(block.size) == kind_of(segment.arena),
                         "block {id} in the wrong arena"
                     );
                     let count = u64::from(block.state == State::Live);
@@ -163,7 +164,7 @@ impl<D: Driver> Heap<D> {
     fn check_lane(&self, index: usize) -> Result<(), String> {
         let lane = &self.lanes[index];
         for (kind, arena) in lane.arenas.iter().enumerate() {
-            let number = (index * 2 + kind) as u16;
+            let number = arena_number(index, kind);
             let mut binned: Vec<u32> = arena.bins.at_least(&self.blocks, super::GRAIN).collect();
             binned.sort_unstable();
             let of_state = |state: State| {
@@ -192,7 +193,7 @@ impl<D: Driver> Heap<D> {
     }
 
     fn check_slab_lists(&self, arena: u16) -> Result<(), String> {
-        let lists = &self.lanes[lane_of(arena)].arenas[part_of(arena)];
+        let lists = &self.lanes[lane_of(arena)].arenas[kind_of(arena)];
         for (class, &head) in lists.slabs.iter().enumerate() {
             let (mut listed, mut slab) = (Vec::new(), head);
             while slab != NONE {

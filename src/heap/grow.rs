@@ -10,10 +10,11 @@
 //! quiet ranges move; a driver call that fails leaves the books as the driver has them.
 
 use super::arena::Lane;
+use super::arena::PLANNED;
 use super::block::{Id, NONE, State};
 use super::segment::{HandleId, PAGE, Piece};
-use super::stats::SMALL;
-use super::{Address, AddressSpace, Driver, DriverError, Handle, Heap, lane_of, part_of};
+use super::stats::{LARGE, SMALL};
+use super::{Address, AddressSpace, Driver, DriverError, Handle, Heap, kind_of, lane_of, part_of};
 
 /// Why an arena could not grow.
 #[derive(Debug)]
@@ -35,14 +36,14 @@ impl From<DriverError> for Shortage {
 
 /// Where a request will lie.
 #[derive(Clone, Copy, Debug)]
-struct Window {
-    segment: u16,
+pub(super) struct Window {
+    pub segment: u16,
     /// Memory in here is not taken to fill it.
-    from: Address,
-    to: Address,
+    pub from: Address,
+    pub to: Address,
     /// The first range without memory, and where mapping begins in it.
-    unmapped: Id,
-    map_from: Address,
+    pub unmapped: Id,
+    pub map_from: Address,
 }
 
 /// How much physical memory may be made before idle pages are moved instead; bytes.
@@ -67,19 +68,11 @@ impl<D: Driver> Heap<D> {
         if self.plain {
             return self.grow_plain(arena, size);
         }
-        for lane in 0..self.lanes.len() {
-            if self.may_take_from(lane) {
-                self.look(lane);
-                self.mark(lane);
-                self.look(lane);
-            }
-        }
-        let allowance = self.allowance(size);
         let window = match self.best_window(arena, size) {
             Some(window) => window,
             None => self.new_segment(arena, size)?,
         };
-        self.fill(window, allowance)
+        self.fill(window, size)
     }
 
     fn allowance(&self, size: u64) -> Allowance {
@@ -91,7 +84,7 @@ impl<D: Driver> Heap<D> {
 
     /// The window that needs the fewest pages; of equals the one whose unmapped range is smallest.
     fn best_window(&self, arena: u16, size: u64) -> Option<Window> {
-        let unmapped = &self.lanes[lane_of(arena)].arenas[part_of(arena)].unmapped;
+        let unmapped = &self.lanes[lane_of(arena)].arenas[kind_of(arena)].unmapped;
         let mut best: Option<(u64, u64, Window)> = None;
         for &id in unmapped.iter().take(CANDIDATES) {
             let room = self.blocks[id].size;
@@ -158,13 +151,39 @@ impl<D: Driver> Heap<D> {
     }
 
     /// Puts memory into every unmapped part of the window.
-    fn fill(&mut self, window: Window, allowance: Allowance) -> Result<(), Shortage> {
+    pub(super) fn fill(&mut self, window: Window, size: u64) -> Result<(), Shortage> {
+        for lane in 0..self.lanes.len() {
+            if self.may_take_from(lane) {
+                self.look(lane);
+                self.mark(lane);
+                self.look(lane);
+            }
+        }
+        let allowance = self.allowance(size);
+        let before = self.stats.work.stitched;
+        let filled = self.fill_within(window, allowance);
+        let moved = self.stats.work.stitched - before;
+        if moved > 0 {
+            let arena = self.space.segments[window.segment as usize].arena;
+            self.note_moves(lane_of(arena), moved);
+        }
+        filled
+    }
+
+    fn fill_within(&mut self, window: Window, allowance: Allowance) -> Result<(), Shortage> {
         let Window { mut unmapped, map_from: mut from, to, .. } = window;
         let mut waited = false;
         loop {
             let room = self.blocks[unmapped].end() - from;
             let want = room.min((to - from).next_multiple_of(PAGE));
             let (handle, size) = self.piece_for(&window, want, room, allowance, &mut waited)?;
+            unmapped = match self.unmapped_with(unmapped, from, window.segment) {
+                Some(id) => id,
+                None => {
+                    self.space.spare.push((handle, size));
+                    return Err(Shortage::Memory);
+                }
+            };
             let free = self.map_into(unmapped, from, handle, size)?;
             if self.blocks[free].end() >= to {
                 return Ok(());
@@ -172,6 +191,21 @@ impl<D: Driver> Heap<D> {
             unmapped = self.blocks[free].next;
             from = self.blocks[unmapped].addr;
         }
+    }
+
+    /// The unmapped range that holds `from`: `id`, unless it was joined with a neighbour whose page was
+    /// taken away meanwhile.
+    fn unmapped_with(&self, id: Id, from: Address, segment: u16) -> Option<Id> {
+        let holds = |&id: &Id| {
+            let block = &self.blocks[id];
+            block.state == State::Unmapped && block.addr <= from && from < block.end()
+        };
+        if holds(&id) {
+            return Some(id);
+        }
+        let arena = self.space.segments[segment as usize].arena;
+        let unmapped = &self.lanes[lane_of(arena)].arenas[kind_of(arena)].unmapped;
+        unmapped.iter().copied().find(holds)
     }
 
     /// One piece of physical memory of at most `room` bytes, mapped nowhere.
@@ -310,7 +344,7 @@ impl<D: Driver> Heap<D> {
 
     /// Makes a range in no list unmapped and joins it with unmapped neighbours.
     fn lose(&mut self, arena: u16, id: Id) {
-        let list = &mut self.lanes[lane_of(arena)].arenas[part_of(arena)];
+        let list = &mut self.lanes[lane_of(arena)].arenas[kind_of(arena)];
         let (prev, next) = (self.blocks[id].prev, self.blocks[id].next);
         if next != NONE && self.blocks[next].state == State::Unmapped {
             list.remove_unmapped(&mut self.blocks, next);
@@ -332,7 +366,7 @@ impl<D: Driver> Heap<D> {
             return Err(error.into());
         }
         let (arena, segment) = (self.blocks[id].arena, self.blocks[id].segment);
-        let list = &mut self.lanes[lane_of(arena)].arenas[part_of(arena)];
+        let list = &mut self.lanes[lane_of(arena)].arenas[kind_of(arena)];
         let mut middle = id;
         if from > self.blocks[id].addr {
             middle = self.blocks.split(id, from - self.blocks[id].addr);
@@ -365,18 +399,19 @@ impl<D: Driver> Heap<D> {
     }
 
     /// A new segment for the arena; the window is its beginning.
-    fn new_segment(&mut self, arena: u16, size: u64) -> Result<Window, Shortage> {
-        let kind = part_of(arena);
+    pub(super) fn new_segment(&mut self, arena: u16, size: u64) -> Result<Window, Shortage> {
+        let kind = kind_of(arena);
         let least = size.next_multiple_of(PAGE);
         let first = self.lanes.iter().all(|lane| lane.arenas[kind].segments.is_empty());
         let usual = match kind {
             SMALL => SMALL_SEGMENT,
+            PLANNED => least,
             // Most jobs use one stream: it gets addresses for more than the device has.
             _ if first => self.total.saturating_mul(2),
             _ => self.total / 2,
         };
         let usual = least.max(usual.next_multiple_of(PAGE));
-        let segment = match self.space.abandoned(kind, least) {
+        let segment = match self.space.abandoned(part_of(arena), least) {
             Some(segment) => {
                 self.space.segments[segment as usize].in_use = true;
                 segment
@@ -400,7 +435,7 @@ impl<D: Driver> Heap<D> {
 
     /// Addresses for a segment of `usual` bytes, or at least `least`: cut from a region, made if need be.
     fn addresses(&mut self, kind: usize, usual: u64, least: u64) -> Result<(usize, Address, u64), Shortage> {
-        if let Some((region, at)) = self.space.cut(kind, usual) {
+        if let Some((region, at)) = self.space.cut(kind.min(LARGE), usual) {
             return Ok((region, at, usual));
         }
         let region = match kind {
@@ -413,9 +448,9 @@ impl<D: Driver> Heap<D> {
             match self.driver.reserve(size) {
                 Ok(base) => {
                     AddressSpace::add(base, size, self.config.device);
-                    self.space.add_region(base, size, kind, false);
+                    self.space.add_region(base, size, kind.min(LARGE), false);
                     let segment = usual.min(size);
-                    let cut = self.space.cut(kind, segment);
+                    let cut = self.space.cut(kind.min(LARGE), segment);
                     let (region, at) = cut.ok_or(Shortage::Memory)?;
                     return Ok((region, at, segment));
                 }
@@ -428,7 +463,7 @@ impl<D: Driver> Heap<D> {
 
     /// A plain segment of the sizes that PyTorch uses.
     fn grow_plain(&mut self, arena: u16, size: u64) -> Result<(), Shortage> {
-        let kind = part_of(arena);
+        let kind = kind_of(arena);
         let bytes = match kind {
             SMALL => size.next_multiple_of(PAGE),
             _ if size < 10 << 20 => 20 << 20,
@@ -439,7 +474,7 @@ impl<D: Driver> Heap<D> {
         }
         self.stats.work.creates += 1;
         let base = self.driver.allocate(bytes)?;
-        let region = self.space.add_region(base, bytes, kind, true);
+        let region = self.space.add_region(base, bytes, kind.min(LARGE), true);
         let Some(segment) = self.space.add_segment(base, bytes, region, true) else {
             self.driver.deallocate(base, bytes)?;
             return Err(Shortage::Driver(DriverError::Unsupported("more segments")));
@@ -508,7 +543,7 @@ impl<D: Driver> Heap<D> {
             }
             self.unbin(arena, first);
             self.blocks.vacate(first);
-            self.lanes[lane].arenas[part_of(arena)].segments.retain(|&other| other != index);
+            self.lanes[lane].arenas[kind_of(arena)].segments.retain(|&other| other != index);
             self.space.forget_plain(index);
             AddressSpace::remove(base);
             self.space.physical -= size;

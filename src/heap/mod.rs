@@ -23,6 +23,8 @@ mod check;
 mod config;
 mod fit;
 mod grow;
+mod plan;
+mod planned;
 mod pool;
 mod pressure;
 mod segment;
@@ -42,14 +44,14 @@ pub use pool::Filter;
 pub use snapshot::{BlockInfo, BlockState, SegmentInfo};
 pub use stats::{DriverWork, Split, Stat, Stats};
 
-use arena::Lane;
+use arena::{Lane, PLANNED, kind_for, kind_of, lane_of, part_of};
 use block::{Blocks, Id, NONE, State};
 use fit::GRAIN;
 use pool::Pools;
 use segment::{Found, Space};
 use size_class::{Classes, SLAB_MAX};
 use slab::{RUN, Slabs, Slot, SlotState};
-use stats::{LARGE, Ledgers, SMALL};
+use stats::{Ledgers, SMALL};
 use stream::{Handed, Pending};
 
 /// Requests up to this size (after rounding) are *small* in the statistics and lie in segments of their
@@ -84,16 +86,6 @@ pub struct Heap<D: Driver> {
     /// Counts frees: the heap's time.
     clock: u64,
     until_poll: u32,
-}
-
-#[inline]
-fn part_of(arena: u16) -> usize {
-    usize::from(arena & 1)
-}
-
-#[inline]
-fn lane_of(arena: u16) -> usize {
-    usize::from(arena >> 1)
 }
 
 impl<D: Driver> Heap<D> {
@@ -160,10 +152,13 @@ impl<D: Driver> Heap<D> {
             Some(rounded) if rounded < 1 << 46 => rounded,
             _ => return Err(self.out_of_memory(size)),
         };
-        let kind = if rounded <= SMALL_MAX { SMALL } else { LARGE };
+        let kind = kind_for(rounded);
+        if kind != SMALL && self.lanes[lane].planner.is_some() {
+            return self.malloc_planned(lane, rounded, size, tag);
+        }
         match self.lanes[lane].arenas[kind].bins.best(&self.blocks, rounded) {
             Some(id) => Ok(self.hand_out(id, rounded, size, tag)),
-            None => self.malloc_block_slow(lane, rounded, size, tag),
+            None => self.malloc_block_slow(lane, rounded, size, tag).map(|id| self.blocks[id].addr),
         }
     }
 
@@ -308,7 +303,7 @@ impl<D: Driver> Heap<D> {
             None => {
                 let free = self.lanes.iter().position(|lane| !lane.in_use);
                 let index = free.unwrap_or(self.lanes.len());
-                if index >= usize::from(u16::MAX / 2) {
+                if index >= usize::from(u16::MAX / 4) {
                     return Err(HeapError::Config("too many streams"));
                 }
                 match free {
@@ -432,12 +427,17 @@ impl<D: Driver> Heap<D> {
     fn settle_block(&mut self, id: Id) {
         let block = &self.blocks[id];
         let (at, size, requested) = (block.addr, block.size, block.word);
-        let (segment, arena) = (block.segment, block.arena);
+        let (segment, arena, logged) = (block.segment, block.arena, block.a);
         self.stats.settled(part_of(arena), size, requested);
         self.space.clear(segment, at);
         let lane = &mut self.lanes[lane_of(arena)];
+        if logged != NONE
+            && let Some(planner) = &mut lane.planner
+        {
+            planner.freed(logged);
+        }
         lane.last_free = self.clock;
-        lane.arenas[part_of(arena)].taken -= 1;
+        lane.arenas[kind_of(arena)].taken -= 1;
         let clock = self.clock;
         self.release_range(id, clock);
     }
@@ -468,7 +468,7 @@ impl<D: Driver> Heap<D> {
         if self.plain {
             self.count_split(arena, id, true);
         }
-        self.lanes[lane_of(arena)].arenas[part_of(arena)].bins.insert(&mut self.blocks, id);
+        self.lanes[lane_of(arena)].arenas[kind_of(arena)].bins.insert(&mut self.blocks, id);
     }
 
     #[inline]
@@ -476,7 +476,7 @@ impl<D: Driver> Heap<D> {
         if self.plain {
             self.count_split(arena, id, false);
         }
-        self.lanes[lane_of(arena)].arenas[part_of(arena)].bins.remove(&mut self.blocks, id);
+        self.lanes[lane_of(arena)].arenas[kind_of(arena)].bins.remove(&mut self.blocks, id);
     }
 
     /// A free part of a plain segment is what PyTorch calls an inactive split.
@@ -509,10 +509,10 @@ impl<D: Driver> Heap<D> {
         block.state = State::Live;
         block.word = requested;
         block.tag = tag;
-        block.b = NONE;
+        (block.a, block.b) = (NONE, NONE);
         let (at, segment) = (block.addr, block.segment);
         self.space.set_block(segment, at, id);
-        self.lanes[lane_of(arena)].arenas[part_of(arena)].taken += 1;
+        self.lanes[lane_of(arena)].arenas[kind_of(arena)].taken += 1;
         self.stats.handed_out(part_of(arena), size, requested);
         at
     }

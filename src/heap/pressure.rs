@@ -7,12 +7,11 @@
 //!
 //! It knows the order, not the mechanisms. Invariant: a refusal leaves the heap as usable as before.
 
+use super::arena::{arena_number, kind_for};
 use super::block::{Id, NONE};
 use super::grow::Shortage;
 use super::stats::SMALL;
-use super::{
-    Address, Driver, FITTED_MIN, GRAIN, Heap, HeapError, LARGE, RUN, SLAB_ALIGN, SMALL_MAX, Stream, Tag,
-};
+use super::{Address, Driver, FITTED_MIN, GRAIN, Heap, HeapError, RUN, SLAB_ALIGN, Stream, Tag};
 
 impl<D: Driver> Heap<D> {
     /// A small request for which there is no slab with a free slot.
@@ -36,16 +35,21 @@ impl<D: Driver> Heap<D> {
         if let Some(slab) = self.make_slab(lane, class) {
             return Ok(self.take_slot(slab, requested, tag));
         }
-        match self.grow((lane * 2 + SMALL) as u16, RUN + SLAB_ALIGN - GRAIN) {
+        match self.grow(arena_number(lane, SMALL), RUN + SLAB_ALIGN - GRAIN) {
             Ok(()) => {}
             // One slot is less than a slab: it may still be found.
-            Err(Shortage::Memory) => return self.malloc_block_slow(lane, FITTED_MIN, requested, tag),
+            Err(Shortage::Memory) => return self.malloc_lone_slot(lane, requested, tag),
             Err(Shortage::Driver(error)) => return Err(error.into()),
         }
         match self.make_slab(lane, class) {
             Some(slab) => Ok(self.take_slot(slab, requested, tag)),
-            None => self.malloc_block_slow(lane, FITTED_MIN, requested, tag),
+            None => self.malloc_lone_slot(lane, requested, tag),
         }
+    }
+
+    /// A small request that there is no room for a slab for.
+    fn malloc_lone_slot(&mut self, lane: usize, requested: u64, tag: Tag) -> Result<Address, HeapError> {
+        self.malloc_block_slow(lane, FITTED_MIN, requested, tag).map(|id| self.blocks[id].addr)
     }
 
     /// A request that fits into no free range of its arena.
@@ -56,8 +60,8 @@ impl<D: Driver> Heap<D> {
         size: u64,
         requested: u64,
         tag: Tag,
-    ) -> Result<Address, HeapError> {
-        let kind = if size <= SMALL_MAX { SMALL } else { LARGE };
+    ) -> Result<Id, HeapError> {
+        let kind = kind_for(size);
         if size > self.total || self.config.limit.is_some_and(|limit| size > limit) {
             return Err(self.out_of_memory(requested));
         }
@@ -70,14 +74,16 @@ impl<D: Driver> Heap<D> {
             None => self.grown(lane, kind, size)?,
         };
         if let Some(id) = found {
-            return Ok(self.hand_out(id, size, requested, tag));
+            self.hand_out(id, size, requested, tag);
+            return Ok(id);
         }
         self.stats.num_alloc_retries += 1;
         if let Some(id) = self.lend(lane, kind, size) {
             return Ok(self.hand_out_lent(id, lane, size, requested, tag));
         }
         if let Some(id) = self.after_waiting(lane, kind, size)? {
-            return Ok(self.hand_out(id, size, requested, tag));
+            self.hand_out(id, size, requested, tag);
+            return Ok(id);
         }
         if let Some(id) = self.lend(lane, kind, size) {
             return Ok(self.hand_out_lent(id, lane, size, requested, tag));
@@ -85,13 +91,13 @@ impl<D: Driver> Heap<D> {
         Err(self.out_of_memory(requested))
     }
 
-    fn fitting(&self, lane: usize, kind: usize, size: u64) -> Option<Id> {
+    pub(super) fn fitting(&self, lane: usize, kind: usize, size: u64) -> Option<Id> {
         self.lanes[lane].arenas[kind].bins.best(&self.blocks, size)
     }
 
     /// Grows the arena; none if there is no memory.
     fn grown(&mut self, lane: usize, kind: usize, size: u64) -> Result<Option<Id>, HeapError> {
-        match self.grow((lane * 2 + kind) as u16, size) {
+        match self.grow(arena_number(lane, kind), size) {
             Ok(()) => Ok(self.fitting(lane, kind, size)),
             Err(Shortage::Memory) => Ok(None),
             Err(Shortage::Driver(error)) => Err(error.into()),
@@ -152,13 +158,13 @@ impl<D: Driver> Heap<D> {
         waits
     }
 
-    fn hand_out_lent(&mut self, id: Id, lane: usize, size: u64, requested: u64, tag: Tag) -> Address {
-        let at = self.hand_out(id, size, requested, tag);
+    fn hand_out_lent(&mut self, id: Id, lane: usize, size: u64, requested: u64, tag: Tag) -> Id {
+        self.hand_out(id, size, requested, tag);
         let uses = self.pending.new_uses();
         self.pending.uses_mut(uses).lent_to = Some(self.lanes[lane].stream);
         self.blocks[id].b = uses;
         self.stats.work.lent += 1;
-        at
+        id
     }
 
     #[cold]

@@ -203,16 +203,14 @@ impl Space {
         self.granule(at).map_or(Found::Nothing, |(region, index)| decode(region.table[index]))
     }
 
-    /// What starts in the address's granule or, failing that, in the nearest one before it.
-    pub(super) fn find_before(&self, at: Address) -> Found {
-        let Some((region, index)) = self.granule(at) else { return Found::Nothing };
-        region.table[..=index].iter().rev().find(|&&entry| entry != 0).map_or(Found::Nothing, |&e| decode(e))
-    }
-
-    /// What starts in the nearest non-empty granule strictly before the address's.
-    pub(super) fn find_earlier(&self, at: Address) -> Found {
-        let Some((region, index)) = self.granule(at) else { return Found::Nothing };
-        region.table[..index].iter().rev().find(|&&entry| entry != 0).map_or(Found::Nothing, |&e| decode(e))
+    /// What starts in the segment in the address's granule or, failing that, in the nearest before it;
+    /// with `strictly` only before it.
+    pub(super) fn find_before(&self, segment: u16, at: Address, strictly: bool) -> Found {
+        let segment = &self.segments[segment as usize];
+        let region = &self.regions[segment.region as usize];
+        let index = |at: Address| ((at - region.base) >> region.shift) as usize;
+        let entries = &region.table[index(segment.base)..index(at) + usize::from(!strictly)];
+        entries.iter().rev().find(|&&entry| entry != 0).map_or(Found::Nothing, |&entry| decode(entry))
     }
 
     #[inline]

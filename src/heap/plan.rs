@@ -1,0 +1,373 @@
+//! Plans: a repeated run of large requests is packed once, and then served without moving a page.
+//!
+//! Best fit does not find the layout of a training step that needs no more memory than the step's peak;
+//! moving pages makes up for it, but at the cost of driver calls in every step. So, once pages have to
+//! be moved, a lane's large requests are logged; when the log repeats itself, the lifetimes of one period
+//! are packed into a range of addresses of their own, and from then on the expected request gets its
+//! planned place. A request that is not the expected one, or whose place is taken, is served as ever: a
+//! plan is advice and can be wrong without harm.
+//!
+//! This file knows sizes and times, no memory. Invariants: two planned places overlap only if their
+//! lifetimes do not; the log is of fixed size.
+
+use super::fit::GRAIN;
+
+/// Requests that the log remembers.
+const LOG: usize = 8192;
+/// The shortest period, in requests, that is worth a plan.
+const SHORTEST: usize = 8;
+/// The expected request is looked for this far ahead.
+const AHEAD: usize = 8;
+/// After so many unexpected requests in a row the plan's place is looked for from the start.
+const LOST: u32 = 24;
+/// So many expected requests in a row find the place again.
+const FOUND: usize = 8;
+
+#[derive(Clone, Copy, Default)]
+struct Logged {
+    size: u64,
+    born: u64,
+    /// 0 while it lives.
+    died: u64,
+}
+
+/// A block's life within a period.
+#[derive(Clone, Copy, Debug)]
+struct Life {
+    request: usize,
+    size: u64,
+    born: u64,
+    length: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Planned {
+    size: u64,
+    /// None for a block that outlives the period.
+    offset: Option<u64>,
+}
+
+/// The log of a lane's large requests, and the plan made from it.
+pub(super) struct Planner {
+    log: Vec<Logged>,
+    /// Requests and frees so far.
+    time: u64,
+    /// Requests so far.
+    requests: u64,
+    plan: Vec<Planned>,
+    /// For finding the place in the plan: the longest proper prefix that is also a suffix.
+    borders: Vec<u32>,
+    next: usize,
+    misses: u32,
+    /// How far the latest requests agree with the plan's beginning, while lost.
+    agreed: usize,
+    /// Pages moved since the plan was made (or looked for).
+    pub moved: u64,
+    /// No new plan before this many requests.
+    pub not_before: u64,
+    patience: u64,
+}
+
+impl Planner {
+    pub(super) fn new() -> Self {
+        Planner {
+            log: vec![Logged::default(); LOG],
+            time: 0,
+            requests: 0,
+            plan: Vec::new(),
+            borders: Vec::new(),
+            next: 0,
+            misses: 0,
+            agreed: 0,
+            moved: 0,
+            not_before: 2 * SHORTEST as u64,
+            patience: 64,
+        }
+    }
+
+    /// Writes a request down; returns the number by which its free is known.
+    pub(super) fn request(&mut self, size: u64) -> u32 {
+        let number = self.requests;
+        self.time += 1;
+        self.log[number as usize % LOG] = Logged { size, born: self.time, died: 0 };
+        self.requests += 1;
+        number as u32
+    }
+
+    /// Writes a free down.
+    pub(super) fn freed(&mut self, number: u32) {
+        self.time += 1;
+        let age = (self.requests as u32).wrapping_sub(number);
+        if (1..=LOG as u32).contains(&age) {
+            let index = (self.requests - u64::from(age)) as usize % LOG;
+            self.log[index].died = self.time;
+        }
+    }
+
+    fn logged(&self, back: usize) -> Logged {
+        self.log[(self.requests as usize - 1 - back) % LOG]
+    }
+
+    /// The planned place of the request that was just written down, if it is the expected one.
+    pub(super) fn place(&mut self, size: u64) -> Option<u64> {
+        if self.plan.is_empty() {
+            return None;
+        }
+        if self.misses >= LOST {
+            return self.find_again(size);
+        }
+        let count = self.plan.len();
+        let ahead = (0..AHEAD.min(count)).find(|ahead| self.plan[(self.next + ahead) % count].size == size);
+        let Some(ahead) = ahead else {
+            // An extra request: the expected one may still come.
+            self.misses += 1;
+            self.agreed = 0;
+            return None;
+        };
+        self.misses = 0;
+        let here = (self.next + ahead) % count;
+        self.next = (here + 1) % count;
+        self.plan[here].offset
+    }
+
+    /// Matches the latest requests against the plan's beginning (Knuth, Morris and Pratt).
+    fn find_again(&mut self, size: u64) -> Option<u64> {
+        while self.agreed > 0 && self.plan[self.agreed].size != size {
+            self.agreed = self.borders[self.agreed - 1] as usize;
+        }
+        if self.plan[self.agreed].size == size {
+            self.agreed += 1;
+        }
+        if self.agreed == FOUND.min(self.plan.len() - 1) {
+            self.next = self.agreed;
+            (self.misses, self.agreed) = (0, 0);
+        }
+        None
+    }
+
+    /// Whether a plan (or a better one) should be looked for now.
+    pub(super) fn is_due(&self) -> bool {
+        self.requests >= self.not_before && self.moved > 0
+    }
+
+    /// Whether the plan is being followed.
+    pub(super) fn is_followed(&self) -> bool {
+        !self.plan.is_empty() && self.misses < LOST
+    }
+
+    /// Looks for a period in the log and packs it into at most `room` bytes. Returns whether there is a
+    /// new plan.
+    pub(super) fn make(&mut self, room: u64) -> bool {
+        self.moved = 0;
+        let Some((lives, period)) = self.period() else {
+            self.not_before = self.requests + self.patience;
+            self.patience = (self.patience * 2).min(1024);
+            return false;
+        };
+        let count = period.0;
+        let (offsets, height) = pack_best(&lives, period.1);
+        if height > room {
+            self.not_before = self.requests + 1024;
+            return false;
+        }
+        // The window began two periods ago, so the next request is the plan's first.
+        self.plan = (0..count)
+            .map(|request| Planned { size: self.logged(2 * count - 1 - request).size, offset: None })
+            .collect();
+        for (life, offset) in lives.iter().zip(offsets) {
+            self.plan[life.request].offset = Some(offset);
+        }
+        self.borders = borders(self.plan.iter().map(|planned| planned.size));
+        (self.next, self.misses, self.agreed) = (0, 0, 0);
+        self.patience = (self.patience * 2).min(64 * count as u64).max(4 * count as u64);
+        self.not_before = self.requests + self.patience;
+        true
+    }
+
+    /// The lives of one period: the shortest with which the log has repeated itself and within which
+    /// nearly everything that is born also dies. With it, the period in requests and in time.
+    fn period(&self) -> Option<(Vec<Life>, (usize, u64))> {
+        let known = (self.requests as usize).min(LOG);
+        let borders = borders((0..known).map(|back| self.logged(back).size));
+        let mut periods: Vec<usize> = (1..=known)
+            .map(|length| (length, length - borders[length - 1] as usize))
+            .filter(|&(length, period)| period >= SHORTEST && 2 * period < length)
+            .map(|(_, period)| period)
+            .collect();
+        periods.sort_unstable();
+        periods.dedup();
+        periods.into_iter().find_map(|count| {
+            let first = self.logged(2 * count - 1);
+            let time = self.logged(count - 1).born - first.born;
+            let logged = (0..count).map(|request| (request, self.logged(2 * count - 1 - request)));
+            let bytes: u64 = logged.clone().map(|(_, logged)| logged.size).sum();
+            let lives: Vec<Life> = logged
+                .filter(|(_, logged)| logged.died != 0 && logged.died - logged.born < time)
+                .map(|(request, logged)| Life {
+                    request,
+                    size: logged.size.next_multiple_of(GRAIN),
+                    born: logged.born - first.born,
+                    length: logged.died - logged.born,
+                })
+                .collect();
+            let planned: u64 = lives.iter().map(|life| life.size).sum();
+            (planned > bytes / 10 * 8).then_some((lives, (count, time)))
+        })
+    }
+}
+
+/// For every prefix, the length of its longest proper prefix that is also its suffix.
+fn borders(items: impl Iterator<Item = u64>) -> Vec<u32> {
+    let items: Vec<u64> = items.collect();
+    let mut borders = vec![0u32; items.len()];
+    let mut length = 0;
+    for index in 1..items.len() {
+        while length > 0 && items[index] != items[length] {
+            length = borders[length - 1] as usize;
+        }
+        if items[index] == items[length] {
+            length += 1;
+        }
+        borders[index] = length as u32;
+    }
+    borders
+}
+
+/// The lowest of three packings: largest first, longest-lived first, largest area first.
+fn pack_best(lives: &[Life], time: u64) -> (Vec<u64>, u64) {
+    let keys: [fn(&Life) -> u128; 3] = [
+        |life| u128::from(life.size),
+        |life| u128::from(life.length),
+        |life| u128::from(life.size) * u128::from(life.length),
+    ];
+    let packings = keys.into_iter().map(|key| {
+        let mut order: Vec<usize> = (0..lives.len()).collect();
+        order.sort_by_key(|&index| (std::cmp::Reverse(key(&lives[index])), lives[index].born));
+        pack(lives, &order, time)
+    });
+    packings.min_by_key(|&(_, height)| height).unwrap_or_default()
+}
+
+/// Packs lives that recur every `time` into the lowest places, in the order given.
+fn pack(lives: &[Life], order: &[usize], time: u64) -> (Vec<u64>, u64) {
+    let mut offsets = vec![0; lives.len()];
+    // By offset.
+    let mut placed: Vec<usize> = Vec::with_capacity(lives.len());
+    let mut height = 0;
+    for &index in order {
+        let mut at = 0;
+        for &other in &placed {
+            if meet(&lives[index], &lives[other], time) {
+                if offsets[other] >= at + lives[index].size {
+                    break;
+                }
+                at = at.max(offsets[other] + lives[other].size);
+            }
+        }
+        offsets[index] = at;
+        height = height.max(at + lives[index].size);
+        let place = placed.partition_point(|&other| offsets[other] <= at);
+        placed.insert(place, index);
+    }
+    (offsets, height)
+}
+
+/// Whether two recurring lives are ever lived at once.
+fn meet(a: &Life, b: &Life, time: u64) -> bool {
+    let after = |from: u64, to: u64| (to + time - from) % time;
+    after(a.born, b.born) < a.length || after(b.born, a.born) < b.length
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A step: forward keeps, backward frees, each layer with a workspace.
+    fn step(planner: &mut Planner, mut see: impl FnMut(u64, Option<u64>)) {
+        let mut ask = |planner: &mut Planner, size: u64| {
+            let number = planner.request(size);
+            let place = planner.place(size);
+            see(size, place);
+            number
+        };
+        let mut kept = Vec::new();
+        for layer in 1..9u64 {
+            let workspace = ask(planner, layer * 7 * GRAIN);
+            kept.push(ask(planner, layer * 10 * GRAIN));
+            planner.freed(workspace);
+        }
+        while let Some(number) = kept.pop() {
+            let gradient = ask(planner, (1 + kept.len() as u64) * 10 * GRAIN);
+            planner.freed(number);
+            planner.freed(gradient);
+        }
+    }
+
+    fn planned() -> Planner {
+        let mut planner = Planner::new();
+        for _ in 0..3 {
+            step(&mut planner, |_, _| {});
+        }
+        assert!(planner.make(u64::MAX));
+        assert_eq!(planner.plan.len(), 24);
+        planner
+    }
+
+    #[test]
+    fn a_repeated_step_is_planned_without_overlap() {
+        let mut planner = planned();
+        let mut places = 0;
+        step(&mut planner, |_, place| places += u32::from(place.is_some()));
+        assert_eq!(places, 24);
+        let (lives, (count, time)) = planner.period().unwrap();
+        assert_eq!(count, 24);
+        let (offsets, height) = pack_best(&lives, time);
+        for (i, a) in lives.iter().enumerate() {
+            for (j, b) in lives.iter().enumerate().skip(i + 1) {
+                let apart = offsets[i] + a.size <= offsets[j] || offsets[j] + b.size <= offsets[i];
+                assert!(apart || !meet(a, b, time), "{a:?} and {b:?}");
+            }
+        }
+        let kept: u64 = (1..9).map(|layer| layer * 10 * GRAIN).sum();
+        assert!(height <= kept + 80 * GRAIN, "{height} for {kept}");
+    }
+
+    #[test]
+    fn an_extra_or_a_missing_request_does_not_lose_the_place() {
+        let mut planner = planned();
+        let mut places = 0;
+        planner.request(999 * GRAIN);
+        assert_eq!(planner.place(999 * GRAIN), None);
+        step(&mut planner, |_, place| places += u32::from(place.is_some()));
+        assert_eq!(places, 24);
+        planner.next = 2;
+        step(&mut planner, |_, place| places += u32::from(place.is_some()));
+        assert!(places >= 40);
+    }
+
+    #[test]
+    fn a_lost_place_is_found_again() {
+        let mut planner = planned();
+        for _ in 0..60 {
+            let number = planner.request(12345 * GRAIN);
+            assert_eq!(planner.place(12345 * GRAIN), None);
+            planner.freed(number);
+        }
+        assert!(!planner.is_followed());
+        step(&mut planner, |_, _| {});
+        let mut places = 0;
+        step(&mut planner, |_, place| places += u32::from(place.is_some()));
+        assert_eq!(places, 24);
+    }
+
+    #[test]
+    fn what_never_repeats_is_not_planned() {
+        let mut planner = Planner::new();
+        for size in 1..20_000u64 {
+            let number = planner.request(size * GRAIN);
+            planner.freed(number);
+        }
+        planner.moved = 1;
+        assert!(planner.is_due() && !planner.make(u64::MAX) && !planner.is_due());
+    }
+}
