@@ -326,3 +326,34 @@ fn stationary_programs_over_hundreds_of_seeds() {
     }
     assert!(wrong.is_empty(), "{} of 400: {:?}", wrong.len(), &wrong[..wrong.len().min(5)]);
 }
+
+#[test]
+fn a_long_innocent_run() {
+    let mut job = Job::new(1);
+    job.layers = 2;
+    let mut queue = VecDeque::new();
+    for step in 0..8_000u64 {
+        queue.push_back(job.alloc(SITE, 4096 + step));
+        if queue.len() > 1_000 {
+            let block = queue.pop_front().unwrap();
+            job.free(block);
+        }
+        if step % 200 == 199 {
+            job.clock.begin_epoch();
+        }
+        let size = ACT + job.rng.below(ACT);
+        job.train(size);
+    }
+    clean(&mut job);
+    assert!(job.called.len() <= 1, "{:?}", job.called);
+}
+
+#[test]
+fn reserved_memory_that_follows_growing_inputs_is_no_fragmentation() {
+    let mut job = Job::new(1);
+    for step in 0..160u64 {
+        job.sample.reserved += 800 << 20;
+        job.train((64 + step * 6) << 14);
+    }
+    clean(&mut job);
+}

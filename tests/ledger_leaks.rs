@@ -48,7 +48,7 @@ fn per_iteration_with_an_answer_is_one_finding_of_many_sites() {
 #[test]
 fn two_holders_are_two_findings() {
     let mut job = Job::new(1);
-    job.python = Some(Box::new(|stack| held(if stack == LEAK { "a" } else { "b" }, stack)));
+    job.python = Some(Box::new(|stack| if stack == LEAK { held("a", 10) } else { held("b", 50) }));
     for _ in 0..60 {
         job.leak(LEAK, 4096);
         job.leak(LEAK + 1, 512);
@@ -257,4 +257,71 @@ fn the_teardown_withdraws_nothing() {
     one(&open, Class::PerIteration, LEAK, 40);
     let report = job.report();
     assert!(report.findings[0].live_blocks >= 59, "{:?}", report.findings[0]);
+}
+
+#[test]
+fn two_lists_in_neighbouring_lines_are_one_finding() {
+    let mut job = Job::new(1);
+    job.python = Some(Box::new(|stack| held(if stack == LEAK { "m.preds" } else { "m.target" }, stack)));
+    for _ in 0..60 {
+        job.leak(LEAK, 4096);
+        job.leak(LEAK + 1, 512);
+        job.train(ACT);
+    }
+    one(&job.end(vec![]), Class::PerIteration, LEAK, 40);
+}
+
+#[test]
+fn late_in_a_long_run() {
+    for (every, class) in [(1, Class::PerIteration), (100, Class::PerEpoch)] {
+        let mut job = Job::new(1);
+        job.layers = 2;
+        for step in 0..6_000 {
+            if step >= 4_000 && step % every == 0 {
+                job.leak(LEAK, 4096);
+            }
+            job.train(ACT);
+        }
+        let open = job.end(vec![]);
+        one(&open, class, LEAK, 4_000 + 45 * every);
+        let rate = job.report().findings[0].bytes_per_step * f64::from(every);
+        assert!((rate / 4096.0 - 1.0).abs() < 0.05, "{rate}");
+    }
+}
+
+#[test]
+fn a_pause_does_not_acquit() {
+    let mut job = Job::new(1);
+    for step in 0..400 {
+        if !(120..220).contains(&step) {
+            job.leak(LEAK, 4096);
+        }
+        job.train(ACT);
+    }
+    one(&job.end(vec![]), Class::PerIteration, LEAK, 40);
+    assert_eq!(job.called.len(), 1);
+}
+
+#[test]
+fn a_failed_batch_keeps_what_is_else_freed_in_its_step() {
+    let mut job = Job::new(5);
+    job.python =
+        Some(Box::new(|stack| if stack % 2 == 0 { held("failures", 70) } else { Default::default() }));
+    let mut bad = 0;
+    for step in 0..223 {
+        let fails = [9, 17, 44, 61, 66, 101, 120, 128, 159, 164, 190, 213].contains(&step);
+        for site in 0..5 {
+            if fails {
+                job.leak(LEAK + site, 3_201);
+            }
+            let block = job.alloc(LEAK + site, 3_201);
+            job.free(block);
+        }
+        bad += u32::from(fails);
+        job.train(ACT);
+    }
+    assert_eq!(bad, 12);
+    let open = job.end(vec![]);
+    one(&open, Class::Sporadic, LEAK, 105);
+    assert_eq!(open[0].stacks.len(), 5);
 }

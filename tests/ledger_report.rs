@@ -197,3 +197,16 @@ fn truncated_and_foreign_files_are_refused_clearly() {
     let missing = json::read(&root.path().join("none.json")).unwrap_err().to_string();
     assert!(missing.contains("no such file") && missing.contains("none.json"));
 }
+
+#[test]
+fn what_happens_after_the_last_boundary_is_no_surprise() {
+    let mut job = leaky(60, false);
+    for stack in 0..700 {
+        job.leak(stack, 1 << 20);
+        let now = strandline::ledger::Now { step: 75, ..Default::default() };
+        job.accounts.born(stack, 1 << 20, now);
+    }
+    let report = job.report();
+    assert_eq!(report.findings.len(), 1);
+    assert_eq!(report.findings[0].live_blocks, 60);
+}

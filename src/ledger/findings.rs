@@ -58,6 +58,9 @@ impl Answer {
     }
 }
 
+/// Lines that keep blocks in the same rhythm and lie this near are one cause.
+const NEXT_LINE: u32 = 2;
+
 /// Where a case stands. Numbers are steps.
 #[derive(Clone, Debug, PartialEq)]
 pub enum State {
@@ -132,6 +135,13 @@ impl Case {
         }
         if !self.same_rhythm(other) {
             return false;
+        }
+        // `preds.append(p)` and, in the next line, `targets.append(t)`: one container of results, two lists.
+        if let (Some(mine), Some(theirs)) = (self.kept(), other.kept())
+            && mine.0 == theirs.0
+            && mine.1.abs_diff(theirs.1) <= NEXT_LINE
+        {
+            return true;
         }
         let telling = matches!(self.pattern.class, Class::Sporadic | Class::OneOff);
         telling || !self.names_a_holder() || !other.names_a_holder()

@@ -6,6 +6,8 @@
 use super::device::DeviceBooks;
 use super::trend;
 
+/// Growth of the peak that makes growth of reserved memory a matter of the input.
+const INPUT_GROWS: f64 = 1.25;
 /// Reserved memory must outgrow what is in use by this much before it matters.
 const MATTERS: u64 = 64 << 20;
 const LEAST_BOUNDARIES: u32 = 40;
@@ -50,7 +52,9 @@ pub fn recognise(books: &DeviceBooks) -> Option<Fragmentation> {
         recent.iter().zip(&idle).map(|(point, idle)| (f64::from(point.0), *idle)).collect();
     let slope = trend::theil_sen(&line)?;
     let grows = rose >= MATTERS.max(last.1.reserved / 10) && lately * 6 >= rose && tau > 0.6 && z > 3.0;
-    let apart = used_now - used_before < 0.25 * rose as f64 && last.1.reserved as f64 > 1.5 * used_now;
+    let apart = used_now - used_before < 0.25 * rose as f64
+        && used_now < INPUT_GROWS * used_before
+        && last.1.reserved as f64 > 1.5 * used_now;
     (grows && apart && slope > 0.0).then_some(Fragmentation {
         reserved: last.1.reserved,
         allocated: last.1.allocated,

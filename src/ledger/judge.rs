@@ -22,6 +22,9 @@ const BUDGET: usize = 256;
 /// A burst matters when it is this share of what is live, or this large.
 const ONE_OFF_SHARE: f64 = 0.05;
 const ONE_OFF_BYTES: u64 = 64 << 20;
+/// Candidates handed out at once, and cases of a finding that a new one is compared with.
+const HANDED_OUT: usize = 48;
+const COMPARED: usize = 8;
 /// A dismissed case is asked about again when it has grown this much.
 const ASK_AGAIN: u64 = 4;
 
@@ -71,7 +74,7 @@ impl Judge {
             let used = point.peak.max(sample.allocated) + sample.outside;
             self.rooms.insert(accounts.device(), Room { total, used });
         }
-        let cadence = (ended / 256).clamp(1, 16);
+        let cadence = (ended / 512).clamp(1, 4);
         if !ended.is_multiple_of(cadence) {
             return self.waiting();
         }
@@ -93,6 +96,7 @@ impl Judge {
         }
         self.give_up();
         self.resolve();
+        self.lead();
         self.withdraw();
         self.waiting()
     }
@@ -137,7 +141,8 @@ impl Judge {
                     case.most = case.most.max(case.measure());
                 }
             }
-            if case.is_open() {
+            // A fall is seen at once, anything slower within four looks.
+            if case.is_open() && (again || case.settled.is_some() || case.measure() * 2 < case.most) {
                 case.settled = settled_word(site, case, view);
             }
         }
@@ -282,6 +287,9 @@ impl Judge {
                 _ => false,
             })
             .collect();
+        if ready.is_empty() {
+            return;
+        }
         ready.sort_by_key(|&at| {
             let case = &self.cases[at];
             (case.group().is_none(), !case.names_a_holder(), std::cmp::Reverse(case.live_bytes))
@@ -294,7 +302,11 @@ impl Judge {
             let joined = (0..self.findings.len()).find(|&finding| {
                 let finding = &self.findings[finding];
                 finding.is_open()
-                    && finding.cases.iter().any(|&other| self.cases[other].same_cause(&self.cases[at]))
+                    && finding
+                        .cases
+                        .iter()
+                        .take(COMPARED)
+                        .any(|&other| self.cases[other].same_cause(&self.cases[at]))
             });
             let finding = joined.unwrap_or_else(|| {
                 self.ids += 1;
@@ -383,17 +395,17 @@ impl Judge {
     pub fn take_candidates(&mut self) -> Vec<Case> {
         self.answered_before = true;
         let ended = self.ended;
-        let mut taken = Vec::new();
-        for case in &mut self.cases {
-            if matches!(case.state, State::Waiting(_) | State::Asked(_)) {
-                if matches!(case.state, State::Waiting(_)) {
-                    case.state = State::Asked(ended);
-                }
-                taken.push(case.clone());
+        let mut taken: Vec<usize> = (0..self.cases.len())
+            .filter(|&at| matches!(self.cases[at].state, State::Waiting(_) | State::Asked(_)))
+            .collect();
+        taken.sort_by_key(|&at| std::cmp::Reverse(self.cases[at].live_bytes));
+        taken.truncate(HANDED_OUT);
+        for &at in &taken {
+            if matches!(self.cases[at].state, State::Waiting(_)) {
+                self.cases[at].state = State::Asked(ended);
             }
         }
-        taken.sort_by_key(|case| std::cmp::Reverse(case.live_bytes));
-        taken
+        taken.into_iter().map(|at| self.cases[at].clone()).collect()
     }
 
     /// Answers a candidate. False when no candidate has this id (any more).

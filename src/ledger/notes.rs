@@ -90,16 +90,18 @@ fn settled(site: &super::site::Site, ended: u32) -> Option<(String, String)> {
             format!("it was freed each time ({} times)", site.resets),
         ));
     }
-    let later: Vec<u32> = site.cohorts.iter().filter(|c| c.last >= 3).map(|c| c.last).collect();
+    // The program may have gone on after the last boundary.
+    let later: Vec<u32> =
+        site.cohorts.iter().filter(|c| c.last >= 3 && c.last <= ended).map(|c| c.last).collect();
     let (first, newest) = (*later.first()?, *later.last()?);
-    if site.late_blocks >= 3 && blocks >= 4 && later.len() >= 3 && ended - site.last_late < 20 {
+    if site.late_blocks >= 3 && blocks >= 4 && later.len() >= 3 && ended.saturating_sub(site.last_late) < 20 {
         return Some((
             format!("filled to {} blocks", { blocks }),
             format!("new ones replace the oldest ({} so far)", site.late_blocks),
         ));
     }
     let span = f64::from(newest - first);
-    (later.len() >= 3 && f64::from(ended - newest) > span.max(20.0) / 2.0 + 10.0).then(|| {
+    (later.len() >= 3 && f64::from(ended.saturating_sub(newest)) > span.max(20.0) / 2.0 + 10.0).then(|| {
         (
             format!("grew between step {first} and step {newest}"),
             format!("it settled: nothing more stayed in the {} steps since", ended - newest),

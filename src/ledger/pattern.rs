@@ -465,7 +465,9 @@ fn regrow(site: &Site, view: &View) -> Option<Pattern> {
     if !enough || stale || grown * 2 < rise.start_bytes || bytes * 2 < rise.peak * 3 {
         return None;
     }
-    if grows_with_input(view.books) {
+    // What regrows is made anew each time; where most of it is older, the sizes follow the input.
+    let anew = site.cohorts.iter().filter(|c| c.last + 1 >= rise.last).map(|c| c.bytes).sum::<u64>();
+    if anew * 2 < bytes || grows_with_input(view.books) {
         return None;
     }
     Some(Pattern {
