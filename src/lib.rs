@@ -17,6 +17,7 @@
 //! | [`ledger`] | leak accounting: clock, sites, trends, findings |
 //! | [`stacks`] | call stacks: capture, intern, symbolize |
 //! | [`report`] | one report model, one file per form |
+//! | [`replay`] | recorded traces and torch snapshots, read and replayed |
 //! | [`attach`] | how all of this gets into a stranger's process |
 #![deny(unsafe_code)]
 
@@ -26,6 +27,7 @@ pub mod attach;
 pub mod driver;
 pub mod heap;
 pub mod ledger;
+pub mod replay;
 pub mod report;
 #[allow(unsafe_code)]
 pub mod stacks;

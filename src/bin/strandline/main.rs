@@ -3,6 +3,7 @@
 
 mod demo;
 mod paths;
+mod replay;
 mod report;
 mod run;
 
@@ -15,6 +16,8 @@ mod code {
     pub const LEAK: u8 = 3;
     /// The command line, a file or the set-up is not what it must be.
     pub const USAGE: u8 = 2;
+    /// A replayed job does not fit into the memory that `--limit` names.
+    pub const DOES_NOT_FIT: u8 = 4;
     /// The job's program was found but could not be started (as a shell says).
     pub const NOT_EXECUTABLE: u8 = 126;
     /// The job's program was not found (as a shell says).
@@ -35,6 +38,8 @@ enum Verb {
     Run(run::Run),
     /// Run a small training job that really leaks, and show the finding
     Demo(demo::Demo),
+    /// Replay a torch memory snapshot: its leaks, and its peak under strandline's heap
+    Replay(replay::Replay),
     /// Show a report that a run has written
     Report(report::Report),
 }
@@ -44,6 +49,7 @@ fn main() -> ExitCode {
     let done = match cli.verb {
         Verb::Run(run) => run.run(),
         Verb::Demo(demo) => demo.run(),
+        Verb::Replay(replay) => replay.run(),
         Verb::Report(report) => report.run(),
     };
     done.unwrap_or_else(|error| {

@@ -1,0 +1,105 @@
+//! The allocator that a recording is replayed through, and strandline's heap as one.
+//!
+//! Must not know: recordings.
+//! Invariant: a block given back while another stream works on it is reusable only after `completed`.
+
+use super::price::{Priced, Tally};
+use crate::driver::host::{BooksDriver, Options};
+use crate::driver::{Address, Stream};
+use crate::heap::{Config, Heap, HeapError, Tag};
+use hashbrown::HashMap;
+
+/// Streams of the device's own, one per block that another stream still works on.
+const WORKERS: u64 = 1 << 60;
+
+/// Bytes that an allocator uses, now and at most.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Figures {
+    pub requested_peak: u64,
+    pub active_peak: u64,
+    pub reserved: u64,
+    pub reserved_peak: u64,
+}
+
+/// What a recording is replayed through.
+pub trait Subject {
+    /// Hands out `size` bytes; why not, if it cannot.
+    fn malloc(&mut self, size: u64, stream: Stream) -> Result<Address, String>;
+    /// Takes a block back that nothing works on any more but its own stream.
+    fn free(&mut self, at: Address) -> Result<(), String>;
+    /// Takes a block back on which another stream still works.
+    fn free_in_use(&mut self, at: Address) -> Result<(), String>;
+    /// The other stream is done with that block.
+    fn completed(&mut self, at: Address);
+    fn figures(&self) -> Figures;
+    fn tally(&self) -> Tally;
+}
+
+/// strandline's heap over a device that keeps books only.
+pub struct StrandlineHeap {
+    heap: Heap<Priced<BooksDriver>>,
+    driver: BooksDriver,
+    priced: Priced<BooksDriver>,
+    /// The worker stream of each block that is still in use.
+    in_use: HashMap<Address, u64>,
+    idle: Vec<u64>,
+    workers: u64,
+}
+
+impl StrandlineHeap {
+    /// A heap on a device with `memory` bytes.
+    ///
+    /// # Errors
+    /// If the heap does not accept the device.
+    pub fn new(memory: u64) -> Result<StrandlineHeap, HeapError> {
+        let options = Options { memory, ..Options::default() };
+        let driver = BooksDriver::new(options);
+        let priced = Priced::new(driver.clone());
+        let heap = Heap::new(priced.clone(), Config::gpu())?;
+        Ok(StrandlineHeap { heap, driver, priced, in_use: HashMap::new(), idle: Vec::new(), workers: 0 })
+    }
+}
+
+impl Subject for StrandlineHeap {
+    fn malloc(&mut self, size: u64, stream: Stream) -> Result<Address, String> {
+        self.heap.malloc(size, stream, Tag::default()).map_err(|error| error.to_string())
+    }
+
+    fn free(&mut self, at: Address) -> Result<(), String> {
+        self.heap.free(at).map(drop).map_err(|error| error.to_string())
+    }
+
+    fn free_in_use(&mut self, at: Address) -> Result<(), String> {
+        // A recording does not tell which stream it is: any will do that has work until `completed`.
+        let worker = self.idle.pop().unwrap_or_else(|| {
+            self.workers += 1;
+            WORKERS + self.workers
+        });
+        self.driver.submit(Stream(worker));
+        self.heap.record_stream(at, Stream(worker)).map_err(|error| error.to_string())?;
+        self.heap.free(at).map_err(|error| error.to_string())?;
+        self.in_use.insert(at, worker);
+        Ok(())
+    }
+
+    fn completed(&mut self, at: Address) {
+        if let Some(worker) = self.in_use.remove(&at) {
+            self.driver.complete(Stream(worker), 1);
+            self.idle.push(worker);
+        }
+    }
+
+    fn figures(&self) -> Figures {
+        let stats = self.heap.stats();
+        Figures {
+            requested_peak: stats.requested_bytes.all.peak,
+            active_peak: stats.active_bytes.all.peak,
+            reserved: stats.reserved_bytes.all.current,
+            reserved_peak: stats.reserved_bytes.all.peak,
+        }
+    }
+
+    fn tally(&self) -> Tally {
+        self.priced.tally()
+    }
+}
