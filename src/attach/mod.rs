@@ -1,1 +1,2 @@
 //! How strandline gets into a process.
+pub mod torch;

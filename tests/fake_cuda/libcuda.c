@@ -304,6 +304,27 @@ CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr fro
     END
 }
 
+/* Torch looks these up when it starts; nothing here computes, so none is called for what the tests do. */
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active) {
+    BEGIN("cuDevicePrimaryCtxGetState", 0, 0)
+    *flags = 0;
+    *active = contexts[device].retained > 0;
+    END
+}
+CUresult cuCtxSetCurrent(CUcontext context) {
+    BEGIN("cuCtxSetCurrent", 0, 0)
+    if (depth == 0) depth = 1;
+    stack[depth - 1] = context;
+    END
+}
+CUresult cuGetErrorString(CUresult code, const char **text) { return cuGetErrorName(code, text); }
+#define ABSENT(name) CUresult name(void) { return NOT_SUPPORTED; }
+ABSENT(cuFuncGetAttribute) ABSENT(cuFuncSetAttribute) ABSENT(cuFuncSetCacheConfig) ABSENT(cuLaunchCooperativeKernel)
+ABSENT(cuLaunchKernel) ABSENT(cuLinkAddData_v2) ABSENT(cuLinkComplete) ABSENT(cuLinkCreate_v2)
+ABSENT(cuModuleGetFunction) ABSENT(cuModuleLoad) ABSENT(cuModuleLoadData) ABSENT(cuModuleLoadDataEx)
+ABSENT(cuModuleUnload) ABSENT(cuOccupancyMaxActiveBlocksPerMultiprocessor) ABSENT(cuPointerGetAttribute)
+ABSENT(cuTensorMapEncodeTiled)
+
 #ifndef OLD_DRIVER
 CUresult cuMemGetAllocationGranularity(size_t *size, const Prop *prop, unsigned option) {
     BEGIN("cuMemGetAllocationGranularity", 0, 0)
