@@ -1,6 +1,7 @@
 //! Compares the C++ layouts that strandline declares by hand with the headers of the torch that is
-//! installed. The Python that has it is `STRANDLINE_TEST_PYTHON`, else `python3`; without a torch built for
-//! CUDA there is nothing to compare with, and the test says so.
+//! installed. The Python that has it is `STRANDLINE_TEST_PYTHON`, else `python3`. Without a torch built for
+//! CUDA there is nothing to compare with: the test says so and passes, or fails if
+//! `STRANDLINE_REQUIRE_TORCH` is set.
 
 use std::path::Path;
 use std::process::Command;
@@ -17,6 +18,7 @@ fn torch() -> Option<String> {
 #[test]
 fn declared_layouts_are_torchs() {
     let Some(torch) = torch() else {
+        assert!(std::env::var_os("STRANDLINE_REQUIRE_TORCH").is_none(), "no torch with CUDA");
         println!("skipped: no torch with CUDA; set STRANDLINE_TEST_PYTHON");
         return;
     };

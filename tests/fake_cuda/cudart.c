@@ -69,7 +69,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) { (void)event; return cudaSu
 cudaError_t cudaEventDestroy(cudaEvent_t event) { (void)event; return cudaSuccess; }
 cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t *handle, cudaEvent_t event) { (void)event; memset(handle, 0, sizeof *handle); return cudaSuccess; }
 cudaError_t cudaIpcOpenEventHandle(cudaEvent_t *event, cudaIpcEventHandle_t handle) { (void)handle; return cudaEventCreateWithFlags(event, 0); }
-cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) { *can = device != peer; return cudaSuccess; }
+cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) { *can = device != peer && !getenv("FAKE_CUDA_NO_PEERS"); return cudaSuccess; }
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags) { (void)peer; (void)flags; return cudaSuccess; }
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, enum cudaMemcpyKind kind, cudaStream_t stream) {
     (void)to; (void)from; (void)n; (void)kind; (void)stream; return cudaSuccess;
