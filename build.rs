@@ -14,7 +14,7 @@ fn compile_cxx() {
         .cpp(true)
         .cpp_link_stdlib(None)
         .std("c++17")
-        .files(["cuda/torch_shim.cpp", "cuda/torch_throw.cpp", "cuda/torch_methods.cpp"])
+        .files(["cuda/torch_shim.cpp", "cuda/torch_throw.cpp", "cuda/torch_methods.cpp", "cuda/torch_autograd.cpp"])
         .flag("-fno-exceptions")
         .flag("-fasynchronous-unwind-tables")
         .flag("-fno-threadsafe-statics")

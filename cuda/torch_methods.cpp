@@ -194,6 +194,9 @@ STRANDLINE_HIDDEN void strandline_method_set_use_on_oom(void *, int8_t, PoolId, 
             "memory is taken from every pool anyway.");
 }
 
+// Idle memory is taken from every pool anyway.
+STRANDLINE_HIDDEN void strandline_method_ignore_use_on_oom(void *, int8_t, PoolId) {}
+
 STRANDLINE_HIDDEN bool strandline_method_check_pool_live(void *, int8_t device, PoolId pool, const PointerSet *expected) {
     auto **blocks = static_cast<void **>(malloc((expected->size + 1) * sizeof(void *)));
     if (!blocks) return false;

@@ -63,8 +63,8 @@ static_assert(sizeof(ShareableHandle) == sizeof(strandline::ShareableHandle) &&
 static_assert(sizeof(c10::cuda::CUDAStream) == sizeof(strandline::CudaStream) &&
                   std::is_trivially_copyable_v<c10::cuda::CUDAStream>,
               "CUDAStream is returned in registers");
-static_assert(std::is_same_v<c10::MempoolId_t, std::pair<unsigned long long, unsigned long long>> &&
-                  sizeof(strandline::PoolId) == sizeof(c10::MempoolId_t),
+static_assert(std::is_same_v<c10::cuda::MempoolId_t, std::pair<unsigned long long, unsigned long long>> &&
+                  sizeof(strandline::PoolId) == sizeof(c10::cuda::MempoolId_t),
               "MempoolId_t");
 static_assert(sizeof(c10::OutOfMemoryError) <= 1024 && sizeof(c10::Error) <= 1024, "room for an exception");
 static_assert(sizeof(c10::SourceLocation) == 24, "SourceLocation");

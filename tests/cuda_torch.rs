@@ -103,6 +103,7 @@ cases! {
     statistics [], false;
     snapshot [], false;
     out_of_memory [], false;
+    backward_lines [], false;
     fault_of_our_own [], false;
     sizes_and_deleters [], false;
     streams [], false;

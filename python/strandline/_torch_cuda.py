@@ -21,7 +21,7 @@ import re
 import sys
 import warnings
 
-__all__ = ["Installed", "Unavailable", "install", "observe"]
+__all__ = ["Installed", "Unavailable", "install", "link_backward", "observe"]
 
 
 class Unavailable(RuntimeError):
@@ -56,11 +56,7 @@ def install(library):
     _declare(library)
     result.allocator = _swap(torch, library, result)
     _replace_methods(torch, library, result)
-    if not library.strandline_torch_report_to_profiler():
-        result.limits.append(
-            "torch.profiler(profile_memory=True) shows no GPU memory events: this torch has no function to "
-            "report them to."
-        )
+    _patch_profiler(torch, library, result)
     _patch_statistics(torch, library, result)
     _patch_snapshot(torch, library, result)
     _patch_history(torch, library, result)
@@ -80,6 +76,25 @@ def observe(library, on=True):
     library.strandline_torch_observe(int(bool(on)))
 
 
+def link_backward(library):
+    """Lets blocks that are born in a backward pass name the line of the forward pass whose gradient they are.
+    Answers whether this torch allows it: what the library reads of autograd's nodes is compared with what
+    torch says of two of them."""
+    import torch
+
+    library.strandline_torch_autograd.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
+    library.strandline_torch_autograd.restype = ctypes.c_int
+    with torch.enable_grad():
+        leaf = torch.ones(1, requires_grad=True)
+        nodes = [(leaf * 2).grad_fn, (leaf * 3).grad_fn]
+    # A node's Python object is its header and then a std::shared_ptr to the C++ object.
+    addresses = [ctypes.c_void_p.from_address(id(node) + object.__basicsize__).value for node in nodes]
+    return all(
+        bool(library.strandline_torch_autograd(address, node._sequence_nr()))
+        for address, node in zip(addresses, nodes)
+    )
+
+
 def _declare(library):
     """The C functions' types; they are declared in src/attach/torch/queries.rs."""
     text = ctypes.c_void_p  # not c_char_p: the address is needed to give the text back
@@ -93,7 +108,7 @@ def _declare(library):
         "strandline_torch_get_memory_fraction": (ctypes.c_double, [ctypes.c_int]),
         "strandline_torch_record_history": (None, [ctypes.c_int, ctypes.c_uint64]),
         "strandline_torch_history_enabled": (ctypes.c_int, []),
-        "strandline_torch_report_to_profiler": (ctypes.c_int, []),
+        "strandline_torch_report_to_profiler": (ctypes.c_int, [ctypes.c_int]),
         "strandline_torch_replace_methods": (text, [ctypes.c_int, ctypes.c_int]),
     }
     for name, (result, arguments) in types.items():
@@ -305,6 +320,34 @@ def _patch_history(torch, library, result):
         lambda: bool(library.strandline_torch_history_enabled()),
         result,
     )
+
+
+def _patch_profiler(torch, library, result):
+    """`torch.profiler.profile(profile_memory=True)`: the library tells it of blocks while one is running, and
+    has to know when, because asking torch at every allocation is not free."""
+    import torch.autograd.profiler as profiler
+
+    enable = getattr(profiler, "_enable_profiler", None)
+    disable = getattr(profiler, "_disable_profiler", None)
+    if enable is None or disable is None or not library.strandline_torch_report_to_profiler(0):
+        result.limits.append(
+            "torch.profiler.profile(profile_memory=True) shows no GPU memory events: this torch cannot be told "
+            "of them."
+        )
+        return
+
+    def started(*arguments, **keywords):
+        library.strandline_torch_report_to_profiler(1)
+        return enable(*arguments, **keywords)
+
+    def stopped(*arguments, **keywords):
+        try:
+            return disable(*arguments, **keywords)
+        finally:
+            library.strandline_torch_report_to_profiler(0)
+
+    _patch(profiler, "_enable_profiler", started, result)
+    _patch(profiler, "_disable_profiler", stopped, result)
 
 
 def _patch_accelerator(torch, library, result):

@@ -8,6 +8,7 @@
 //! | `torch/calls.rs` | what the C++ side (`cuda/`) calls |
 //! | `torch/pools.rs` | use counts of pools, the filters that choose a pool |
 //! | `torch/stats.rs` | torch's statistics and snapshot, as structs and as JSON |
+//! | `torch/autograd.rs` | the forward line of a backward allocation |
 //! | `torch/share.rs` | handles by which another process opens a block |
 //! | `torch/profiler.rs` | memory events of torch's profiler: watched, and reported |
 //! | `torch/queries.rs` | JSON answers for the Python side |
@@ -16,6 +17,7 @@
 //! Python's GIL, or returns a null pointer where torch expects memory; before [`install`] every function
 //! does nothing.
 
+pub mod autograd;
 pub mod calls;
 pub mod hooks;
 pub mod methods;
@@ -62,7 +64,8 @@ pub trait Service: Send + Sync {
     /// Takes memory back; called at most once per address that `malloc` gave. May come while the process
     /// exits.
     fn free(&self, at: Address);
-    /// `at` is also used by work that was sent to `stream` up to the moment when it will be freed.
+    /// `at` is also used by work that was sent to `stream` up to the moment when it will be freed. Torch names
+    /// foreign memory too: unknown addresses are ignored.
     fn record_stream(&self, at: Address, stream: Stream);
     /// Gives cached memory back to the driver: of one pool, or of all that is not in a pool's use.
     fn empty_cache(&self, pool: Option<PoolId>);

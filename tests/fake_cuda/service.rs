@@ -1,4 +1,5 @@
-//! The simplest allocator that torch can live on: every block is a mapping of its own.
+//! The simplest allocator that torch can live on: every block is a mapping of its own, gone when it is freed
+//! (after the device has finished; blocks of a pool stay until the pool is released, as graphs need it).
 //!
 //! A library for tests/cuda_torch.rs: it exports torch's functions (from the strandline library that it
 //! contains) over the CUDA driver, without the heap, so that a failure there is a failure of this seam.
@@ -9,7 +10,7 @@ use std::collections::hash_map::Entry;
 use parking_lot::Mutex;
 use strandline::attach::torch::{
     BlockInfo, Filter, PoolId, Refusal, SegmentInfo, Service, Shared, Snapshot, Stat, Stats, TraceEntry,
-    install,
+    autograd, install,
 };
 use strandline::driver::cuda::{CudaDriver, Imported};
 use strandline::driver::{Address, Driver, DriverError, Handle, MemoryInfo, Stream};
@@ -21,10 +22,14 @@ struct State {
     stats: HashMap<i32, Stats>,
     fraction: HashMap<i32, f64>,
     pools: Vec<(i32, PoolId, Filter)>,
+    /// Freed blocks of pools that are still in use.
+    resting: Vec<(Address, Block)>,
     imported: HashMap<Address, (i32, Imported)>,
     log: Vec<String>,
     history: bool,
     traces: Vec<TraceEntry>,
+    /// Stands for the stack of each allocation.
+    stack: u32,
 }
 
 #[derive(Clone)]
@@ -56,6 +61,15 @@ impl State {
         }
     }
 
+    fn give_back(&self, at: Address, block: &Block) {
+        let driver = &self.devices[&block.device];
+        // Unmapping does not wait for kernels.
+        driver.synchronize_device().unwrap();
+        driver.unmap(at, block.room).unwrap();
+        driver.destroy(block.handle).unwrap();
+        driver.unreserve(at, block.room).unwrap();
+    }
+
     fn account(&mut self, block: &Block, sign: i64) {
         let stats = self.stats.entry(block.device).or_default();
         stats.max_split_size = -1;
@@ -82,6 +96,11 @@ impl Service for EachItsOwn {
         if size == 13 {
             panic!("a fault on purpose");
         }
+        state.stack += 1;
+        if let Some(forward) = autograd::link(state.stack) {
+            let line = format!("backward of {forward} at {}", state.stack);
+            state.log.push(line);
+        }
         let pool =
             state.pools.iter().find(|(d, _, f)| *d == device && f.accepts(stream)).map(|entry| entry.1);
         let driver = state.driver(device).map_err(|error| Refusal::Failed(CudaDriver::describe(&error)))?;
@@ -103,12 +122,13 @@ impl Service for EachItsOwn {
     fn free(&self, at: Address) {
         let mut state = self.0.lock();
         let block = state.blocks.remove(&at).expect("a block that was allocated here");
-        let driver = &state.devices[&block.device];
-        driver.unmap(at, block.room).unwrap();
-        driver.destroy(block.handle).unwrap();
-        driver.unreserve(at, block.room).unwrap();
         state.account(&block, -1);
         state.note("free_requested", at, block.size);
+        if block.pool.is_some() {
+            state.resting.push((at, block));
+        } else {
+            state.give_back(at, &block);
+        }
     }
     fn record_stream(&self, at: Address, stream: Stream) {
         let mut state = self.0.lock();
@@ -147,7 +167,14 @@ impl Service for EachItsOwn {
         state.pools.retain(|entry| (entry.0, entry.1) != (device, pool));
     }
     fn release_pool(&self, device: i32, pool: PoolId) {
-        self.0.lock().log.push(format!("release_pool {device} {pool:?}"));
+        let mut state = self.0.lock();
+        state.log.push(format!("release_pool {device} {pool:?}"));
+        let (over, resting) = std::mem::take(&mut state.resting)
+            .into_iter()
+            .partition(|(_, block)| (block.device, block.pool) == (device, Some(pool)));
+        state.resting = resting;
+        let over: Vec<(Address, Block)> = over;
+        over.iter().for_each(|(at, block)| state.give_back(*at, block));
     }
     fn pool_blocks(&self, device: i32, pool: PoolId) -> Option<Vec<Address>> {
         let state = self.0.lock();

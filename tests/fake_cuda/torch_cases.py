@@ -156,6 +156,32 @@ def case_out_of_memory():
     assert torch.cuda.memory_allocated() == 2 * PAGE
 
 
+def case_backward_lines():
+    """Allocations 1 and 2 are leaves, 3 and 4 the outputs of two operators of the forward pass, 6 and 7 their
+    gradients: each names the forward allocation of its own operator."""
+    install()
+    assert python_side().link_backward(library)
+
+    class Operator(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return torch.empty_like(x)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return torch.empty_like(grad)
+
+    x = torch.empty(10, device="cuda", requires_grad=True)
+    g = torch.empty(10, device="cuda")
+    y = Operator.apply(x)
+    z = Operator.apply(y)
+    with torch.no_grad():
+        torch.empty(10, device="cuda")  # allocation 5: no operator's output
+    torch.autograd.backward([z], [g])
+    lines = [line for line in log() if line.startswith("backward")]
+    assert lines == ["backward of 4 at 6", "backward of 3 at 7"], lines
+
+
 def case_fault_of_our_own():
     install()
     raises(RuntimeError, "fault of its own", lambda: empty(13))

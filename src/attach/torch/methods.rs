@@ -45,9 +45,12 @@ const CLASS: &str = "5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator
 const VTABLE: &CStr = c"_ZTVN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocatorE";
 const CURRENT: &CStr = c"_ZN3c104cuda20CUDACachingAllocator9allocatorE";
 
-/// The versions whose `DeviceStats` was compared with ours (tests/cuda_layouts.cpp). In others Python
-/// answers for the statistics.
-const STATS_LAYOUT: [(c_int, c_int); 1] = [(2, 11)];
+/// The versions whose `DeviceStats` is ours: the first and the last were compared by
+/// tests/cuda_layouts.cpp. In others Python answers for the statistics.
+const STATS_LAYOUT: std::ops::RangeInclusive<(c_int, c_int)> = (2, 8)..=(2, 11);
+
+/// From here on `setUseOnOOM` says whether; before, calling it meant yes.
+const USE_ON_OOM_SAYS_WHETHER: (c_int, c_int) = (2, 11);
 
 unsafe extern "C" {
     static mut strandline_cxx_get_device: *mut c_void;
@@ -73,6 +76,7 @@ unsafe extern "C" {
     fn strandline_method_get_pool_use_count();
     fn strandline_method_create_or_incref_pool();
     fn strandline_method_set_use_on_oom();
+    fn strandline_method_ignore_use_on_oom();
     fn strandline_method_check_pool_live();
     fn strandline_method_enable_peer();
     fn strandline_method_memcpy_async();
@@ -82,7 +86,12 @@ unsafe extern "C" {
 
 const ALLOCATION: [&str; 5] = ["allocate", "raw_alloc", "raw_alloc_with_stream", "raw_delete", "raw_deleter"];
 
-fn methods() -> Vec<Method> {
+fn methods(version: (c_int, c_int)) -> Vec<Method> {
+    let use_on_oom = if version >= USE_ON_OOM_SAYS_WHETHER {
+        strandline_method_set_use_on_oom
+    } else {
+        strandline_method_ignore_use_on_oom
+    };
     use Slot::{Default, Exported, ExportedPrefix};
     let method = |name, slot, ours| Method { name, slot, ours };
     vec![
@@ -132,7 +141,7 @@ fn methods() -> Vec<Method> {
         method("isHistoryEnabled", Default("recordHistory"), strandline_method_is_history_enabled),
         method("getPoolUseCount", Default("getPoolUseCount"), strandline_method_get_pool_use_count),
         method("createOrIncrefPool", Default("createOrIncrefPool"), strandline_method_create_or_incref_pool),
-        method("setUseOnOOM", Default("setUseOnOOM"), strandline_method_set_use_on_oom),
+        method("setUseOnOOM", Default("setUseOnOOM"), use_on_oom),
         method(
             "checkPoolLiveAllocations",
             Default("checkPoolLiveAllocations"),
@@ -205,7 +214,7 @@ fn patched(original: &[usize], version: (c_int, c_int), report: &mut Report) -> 
         .collect();
     let can_allocate = bind_torch(&slots, original);
     let mut copy = original.to_vec();
-    for method in methods() {
+    for method in methods(version) {
         let found = slots.iter().position(|(name, feature)| match method.slot {
             Slot::Exported(wanted) => name == wanted,
             Slot::ExportedPrefix(wanted) => name.starts_with(wanted),

@@ -4,10 +4,10 @@
 //! [`strandline_torch_free_text`]; null means that strandline is not the allocator of this process.
 //! Invariant: none of these needs the GIL or holds a lock while it returns.
 
-use std::ffi::{c_char, c_int};
+use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{PoolId, calls, guarded, methods, profiler};
+use super::{PoolId, autograd, calls, guarded, methods, profiler};
 
 static HISTORY: AtomicBool = AtomicBool::new(false);
 
@@ -85,10 +85,22 @@ pub extern "C" fn strandline_torch_observe(on: c_int) {
     profiler::observe(on != 0);
 }
 
-/// Heap mode: tell torch's profiler about our blocks. 1, or 0 where this torch cannot be told.
+/// Heap mode: a profiler starts (1) or has stopped (0): it is told of our blocks meanwhile. Answers 1, or 0
+/// where this torch cannot be told.
 #[unsafe(no_mangle)]
-pub extern "C" fn strandline_torch_report_to_profiler() -> c_int {
-    c_int::from(profiler::report_blocks())
+pub extern "C" fn strandline_torch_report_to_profiler(on: c_int) -> c_int {
+    c_int::from(profiler::report_blocks(on != 0))
+}
+
+/// Starts to link backward allocations with forward stacks, after comparing what is read of an autograd node
+/// with the number that torch says it has. 1, or 0 where they differ.
+///
+/// # Safety
+/// `node` is the address of a live C++ `torch::autograd::Node` that this thread made.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn strandline_torch_autograd(node: *const c_void, sequence: u64) -> c_int {
+    // SAFETY: as promised to this function.
+    c_int::from(unsafe { autograd::start(node, sequence) })
 }
 
 /// Replaces the methods of the current allocator object of torch `major.minor`, which must be ours:
