@@ -7,7 +7,9 @@ use std::{env, fs};
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-changed=cuda");
     embed_python(Path::new("python/strandline"));
+    compile_cxx();
     #[cfg(feature = "bindings")]
     bindings();
 }
@@ -48,4 +50,22 @@ fn bindings() {
         .expect("include/strandline.h is not understood by bindgen")
         .write_to_file("src/attach/bindings.rs")
         .expect("src/attach is not writable");
+}
+
+/// The C++ side. It is preloaded into processes that may have no libstdc++, so it must not need one: no
+/// exceptions of its own (it throws through functions found at run time), no guards, no `operator new`.
+/// Frames must still be unwindable: torch's exceptions pass through them.
+fn compile_cxx() {
+    cc::Build::new()
+        .cpp(true)
+        .cpp_link_stdlib(None)
+        .std("c++17")
+        .files(["cuda/torch_shim.cpp", "cuda/torch_throw.cpp", "cuda/torch_methods.cpp", "cuda/torch_autograd.cpp"])
+        .flag("-fno-exceptions")
+        .flag("-fasynchronous-unwind-tables")
+        .flag("-fno-threadsafe-statics")
+        .flag("-fvisibility=hidden")
+        .extra_warnings(true)
+        .warnings_into_errors(std::env::var_os("STRANDLINE_STRICT").is_some())
+        .compile("strandline_cxx");
 }

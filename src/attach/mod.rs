@@ -9,6 +9,7 @@
 //! | [`served`] | one device: its heap and its ledger under one lock |
 //! | [`outcome`] | what is told and written: new findings, reports, the end of the run |
 //! | [`abi`] | the C ABI of `include/strandline.h` |
+//! | [`torch`] | what torch asks of its CUDA allocator |
 //! | [`signal`] | reports on a signal, and before a terminating one |
 //! | [`fork`] | forked children stay inert |
 //! | [`launch`] | passing signals on from `strandline run` |
@@ -26,6 +27,7 @@ pub mod process;
 pub mod python_boot;
 pub mod served;
 pub mod signal;
+pub mod torch;
 
 use std::fmt::Arguments;
 use std::sync::atomic::{AtomicBool, Ordering};

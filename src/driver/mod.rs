@@ -4,6 +4,7 @@
 //! driver). The heap knows neither; it sees addresses, pages, streams and events. All sizes and
 //! addresses are in bytes. No function here may take a lock of the heap, take Python's GIL, or panic.
 
+pub mod cuda;
 pub mod host;
 
 use std::fmt;

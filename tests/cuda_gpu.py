@@ -1,0 +1,355 @@
+"""What torch can do with strandline as its allocator, tried on a real GPU: the rows of docs/torch.md.
+
+    python tests/cuda_gpu.py LIBRARY [CASE…]
+
+LIBRARY is the test service (`cargo build --release --example torch_service`, then
+target/release/examples/libtorch_service.so), which tries the driver and the torch side without the heap, or
+libstrandline.so itself. Each case runs in a process of its own; one line per case, exit code 1 if any failed.
+"""
+
+import ctypes
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+
+MIB = 1 << 20
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def python_side():
+    path = os.path.join(HERE, "..", "python", "strandline", "_torch_cuda.py")
+    spec = importlib.util.spec_from_file_location("_torch_cuda", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def load(path):
+    library = ctypes.CDLL(path)
+    if hasattr(library, "strandline_test_install"):
+        library.strandline_test_install()
+    else:
+        assert library.strandline_start(1, None) == 0
+    return library
+
+
+def install(path):
+    return python_side().install(load(path))
+
+
+def case_methods(path):
+    installed = install(path)
+    import torch
+
+    assert torch.cuda.memory.get_allocator_backend() == "pluggable"
+    return "%d methods replaced, declined %s, limits %s" % (
+        len(installed.replaced),
+        installed.declined,
+        installed.limits,
+    )
+
+
+def case_training(path):
+    install(path)
+    import torch
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10)
+    ).cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+    x, y = torch.randn(128, 256, device="cuda"), torch.randint(10, (128,), device="cuda")
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] * 0.7, losses
+    return "loss %.3f -> %.3f, peak %.1f MiB" % (
+        losses[0],
+        losses[-1],
+        torch.cuda.max_memory_allocated() / MIB,
+    )
+
+
+def case_statistics(path):
+    install(path)
+    import torch
+
+    a = torch.ones(5 * MIB, device="cuda")
+    requested = torch.cuda.memory_stats()["requested_bytes.all.current"]
+    assert requested == 20 * MIB, requested
+    assert torch.cuda.memory_allocated() >= 20 * MIB
+    torch.cuda.reset_peak_memory_stats()
+    torch.cuda.memory_summary()
+    segments = torch.cuda.memory_snapshot()
+    assert any(s["address"] <= a.data_ptr() < s["address"] + s["total_size"] for s in segments)
+    for segment in segments:
+        assert sum(block["size"] for block in segment["blocks"]) == segment["total_size"]
+    if hasattr(torch.accelerator, "memory_allocated"):
+        assert torch.accelerator.memory_allocated() == torch.cuda.memory_allocated()
+    return "ok"
+
+
+def case_out_of_memory(path):
+    install(path)
+    import torch
+
+    told = []
+    torch._C._cuda_attach_out_of_memory_observer(lambda *numbers: told.append(numbers))
+    try:
+        torch.empty(1 << 42, device="cuda", dtype=torch.uint8)
+    except torch.OutOfMemoryError as error:
+        text = str(error)
+    assert told and told[0][1] == 1 << 42 and told[0][2] >= 1 << 30, told
+    torch.ones(100, device="cuda").sum().item()
+    return text[:80]
+
+
+def case_streams(path):
+    install(path)
+    import torch
+
+    side = torch.cuda.Stream()
+    for _ in range(200):
+        a = torch.full((MIB,), 1.0, device="cuda")
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(100000)
+            b = a * 2
+        a.record_stream(side)
+        del a
+        c = torch.full((MIB,), 7.0, device="cuda")
+        torch.cuda.current_stream().wait_stream(side)
+        assert b.sum().item() == 2 * MIB
+        del b, c
+    return "ok"
+
+
+def case_graph(path):
+    install(path)
+    import torch
+
+    static = torch.zeros(1024, device="cuda")
+    work = torch.randn(1024, 1024, device="cuda")
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        (work @ static).relu()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        # Temporaries are freed during the capture.
+        out = ((work @ static).relu() + torch.ones(1024, device="cuda")).clone()
+    for value in (1.0, 2.0):
+        static.fill_(value)
+        noise = [torch.full((1024,), 9.0, device="cuda") for _ in range(50)]
+        graph.replay()
+        expected = (work @ static).relu() + 1
+        assert torch.allclose(out, expected, rtol=1e-3, atol=1e-2)
+        del noise
+    del graph, out
+    torch.cuda.empty_cache()
+    return "captured and replayed"
+
+
+def case_cudnn_benchmark(path):
+    install(path)
+    import torch
+
+    torch.backends.cudnn.benchmark = True
+    conv = torch.nn.Conv2d(16, 32, 3).cuda()
+    conv(torch.randn(8, 16, 64, 64, device="cuda")).sum().backward()
+    torch.cuda.synchronize()
+    return "ok"
+
+
+def case_mem_pool(path):
+    install(path)
+    import torch
+
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        inside = torch.ones(1000, device="cuda")
+    outside = torch.ones(1000, device="cuda")
+    addresses = [block["address"] for segment in pool.snapshot() for block in segment["blocks"]]
+    assert any(a <= inside.data_ptr() for a in addresses) and outside.data_ptr() not in addresses
+    assert (inside + outside).sum().item() == 2000
+    del inside, pool
+    return "ok"
+
+
+def _receive(path, queue, answers):
+    install(path)
+    tensor = queue.get()
+    answers.put(float(tensor.sum().item()))
+    tensor.fill_(3)
+    import torch
+
+    torch.cuda.synchronize()
+    del tensor
+    answers.put("done")
+
+
+def case_sharing(path):
+    import torch
+
+    context = torch.multiprocessing.get_context("spawn")
+    queue, answers = context.Queue(), context.Queue()
+    process = context.Process(target=_receive, args=(path, queue, answers))
+    process.start()
+    install(path)
+    tensor = torch.full((5 * MIB,), 2.0, device="cuda")
+    queue.put(tensor)
+    assert answers.get(timeout=120) == 2.0 * 5 * MIB
+    assert answers.get(timeout=120) == "done"
+    assert tensor.sum().item() == 3.0 * 5 * MIB
+    process.join()
+    return "both ways"
+
+
+def case_compile(path):
+    install(path)
+    import torch
+
+    function = torch.compile(lambda x: (x * 2).relu().sum())
+    value = function(torch.ones(10000, device="cuda")).item()
+    assert value == 20000
+    return "default mode"
+
+
+def case_compile_reduce_overhead(path):
+    install(path)
+    import torch
+
+    function = torch.compile(lambda x: (x * 2).relu(), mode="reduce-overhead")
+    for i in range(5):
+        assert function(torch.full((10000,), float(i), device="cuda")).sum().item() == 20000 * i
+    import torch._inductor.config as config
+
+    return "cudagraph_trees %s" % config.triton.cudagraph_trees
+
+
+def case_profiler(path):
+    install(path)
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], profile_memory=True) as profiler:
+        a = torch.ones(4 * MIB, device="cuda")
+        del a
+    usage = [(event.name, getattr(event, "device_memory_usage", 0)) for event in profiler.events()]
+    assert any(bytes_ == 16 * MIB for _, bytes_ in usage), usage
+    return "ok"
+
+
+def case_backward_lines(path):
+    library = load(path)
+    side = python_side()
+    side.install(library)
+    assert side.link_backward(library)
+    import torch
+
+    model = torch.nn.Linear(100, 100).cuda()
+    model(torch.randn(10, 100, device="cuda")).sum().backward()
+    if hasattr(library, "strandline_test_log"):
+        buffer = ctypes.create_string_buffer(1 << 16)
+        library.strandline_test_log(buffer, len(buffer))
+        assert b"backward of" in buffer.value
+    return "linked"
+
+
+def case_peers(path):
+    install(path)
+    import torch
+
+    if torch.cuda.device_count() < 2:
+        return "skipped: one GPU"
+    a = torch.arange(1000.0, device="cuda:0")
+    b = a.to("cuda:1")
+    c = torch.ones(1000, device="cuda:1")
+    assert (b + c).sum().item() == a.sum().item() + 1000
+    d = c.to("cuda:0") + a
+    assert d.sum().item() == a.sum().item() + 1000
+    return "copied both ways; peer access %s" % torch.cuda.can_device_access_peer(0, 1)
+
+
+def case_observer(path):
+    """In a child that preloads the library; torch keeps its allocator."""
+    if "LD_PRELOAD" not in os.environ:
+        return run("observer", path, preload=True)
+    library = load(path) if hasattr(ctypes.CDLL(path), "strandline_test_install") else ctypes.CDLL(path)
+    python_side().observe(library)
+    import torch
+
+    a = torch.ones(5 * MIB, device="cuda")
+    del a
+    buffer = ctypes.create_string_buffer(1 << 16)
+    library.strandline_test_log(buffer, len(buffer))
+    assert b"observed true %d" % (20 * MIB) in buffer.value, buffer.value
+    return "ok"
+
+
+def case_speed(path):
+    """Nanoseconds per pair through torch, for comparison with native on the same machine."""
+    install(path)
+    import torch
+
+    raw, drop = torch.cuda.caching_allocator_alloc, torch.cuda.caching_allocator_delete
+    drop(raw(4096))
+    start = time.perf_counter()
+    for _ in range(2000):
+        drop(raw(4096))
+    return "%.0f ns per pair from Python" % ((time.perf_counter() - start) / 2000 * 1e9)
+
+
+def case_exit(path):
+    install(path)
+    import torch
+
+    global kept
+    kept = [torch.ones(1000, device="cuda") for _ in range(10)]
+    kept.append(kept)
+    return "tensors outlive the interpreter"
+
+
+def run(name, path, preload=False):
+    environment = dict(os.environ)
+    if preload:
+        environment["LD_PRELOAD"] = path
+    done = subprocess.run(
+        [sys.executable, os.path.abspath(__file__), "--case", name, path],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    answer = [line[6:] for line in done.stdout.splitlines() if line.startswith("PASS: ")]
+    if done.returncode == 0 and answer:
+        return answer[-1]
+    raise AssertionError("exit %d\n%s\n%s" % (done.returncode, done.stdout[-500:], done.stderr[-1500:]))
+
+
+def main():
+    path, chosen = os.path.abspath(sys.argv[1]), sys.argv[2:]
+    failed = 0
+    for name in [name[5:] for name in globals() if name.startswith("case_")]:
+        if chosen and name not in chosen:
+            continue
+        try:
+            print("%-24s %s" % (name, run(name, path)), flush=True)
+        except (AssertionError, subprocess.TimeoutExpired) as error:
+            failed += 1
+            print("%-24s FAILED %s" % (name, error), flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--case":
+        print("PASS: %s" % globals()["case_" + sys.argv[2]](sys.argv[3]), flush=True)
+    else:
+        sys.exit(main())
