@@ -29,8 +29,8 @@ mod tree;
 mod user;
 
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, RwLock};
 
@@ -143,8 +143,8 @@ static RULE: RwLock<user::Rule> = RwLock::new(user::Rule::new());
 /// Off until [`start`], and for good after [`disable`].
 static ON: AtomicBool = AtomicBool::new(false);
 static DISABLED: AtomicBool = AtomicBool::new(false);
-/// The Python of this process, once it was found; never freed.
-static PYTHON: AtomicPtr<Python> = AtomicPtr::new(std::ptr::null_mut());
+/// The Python of this process, once it was found.
+static PYTHON: OnceLock<Python> = OnceLock::new();
 static DEPTH: AtomicUsize = AtomicUsize::new(64);
 static NATIVE_WITHOUT_PYTHON: AtomicBool = AtomicBool::new(true);
 static STATUS: Mutex<Option<Status>> = Mutex::new(None);
@@ -166,16 +166,18 @@ pub fn start(options: Options) -> Status {
             *status = Some(Status { python: Err(Reason::new("Python was not looked for yet")) });
         }
     }
-    if PYTHON.load(Ordering::Acquire).is_null() {
+    if PYTHON.get().is_none() {
         // Without a lock: the self-check runs Python, which may let another thread run.
         let found = python::start(by_offsets);
         let mut status = STATUS.lock();
-        if PYTHON.load(Ordering::Acquire).is_null() {
-            let found = found.map(|(python, method)| {
-                PYTHON.store(Box::into_raw(Box::new(python)), Ordering::Release);
-                method
-            });
-            *status = Some(Status { python: found });
+        match found {
+            Ok((python, method)) => {
+                if PYTHON.set(python).is_ok() {
+                    *status = Some(Status { python: Ok(method) });
+                }
+            }
+            Err(reason) if PYTHON.get().is_none() => *status = Some(Status { python: Err(reason) }),
+            Err(_) => {}
         }
     }
     ON.store(!DISABLED.load(Ordering::Relaxed), Ordering::Release);
@@ -197,7 +199,7 @@ pub fn capture() -> StackId {
     }
     thread::with(|local| {
         let depth = DEPTH.load(Ordering::Relaxed);
-        if let Some(python) = python() {
+        if let Some(python) = PYTHON.get() {
             let walked = python.walk(depth, &mut local.frames);
             if walked.frames != 0 {
                 return look_up(local, Some(python), walked.hash, walked.frames);
@@ -221,7 +223,7 @@ pub fn capture_with_native() -> StackId {
     }
     thread::with(|local| {
         let depth = DEPTH.load(Ordering::Relaxed);
-        let python = python();
+        let python = PYTHON.get();
         let interpreter = python.map_or(0..0, |python| python.interpreter.clone());
         let Local { frames, unwinder, .. } = local;
         // Python first: native frames of a thread without Python are wanted to their end.
@@ -234,13 +236,6 @@ pub fn capture_with_native() -> StackId {
         look_up(local, python, hash, native + walked)
     })
     .unwrap_or(StackId::NONE)
-}
-
-#[inline]
-fn python() -> Option<&'static Python> {
-    let python = PYTHON.load(Ordering::Acquire);
-    // SAFETY: null or leaked by `start`, and never written to after that.
-    unsafe { python.as_ref() }
 }
 
 #[inline]
