@@ -154,7 +154,7 @@ impl State {
     }
 
     fn assemble(&self, why: Reason) -> report::Report {
-        let wanted: Vec<u32> = self.judge.lock().cases().iter().map(|case| case.site).collect();
+        let wanted = self.judge.lock().wanted(super::process::HOST);
         let mut parts = Vec::new();
         if let Some(books) = self.host.as_ref().and_then(|host| host.books()) {
             let view = DeviceView::of(&books.accounts, &wanted);
