@@ -162,7 +162,7 @@ class Search:
                     things.append(owner.object)
         chains = self._climb.chains(things) if things else []
         self._ours.add(chains)
-        for address, block in sought.items():
+        for address in sought:
             best: Any = None
             for owner in found.owners.get(address, [])[:8]:
                 chain = chains[places[id(owner.object)]]

@@ -22,7 +22,11 @@ HOOKS = {
     "_backward_pre_hooks": "register_full_backward_pre_hook",
     "param_groups": "add_param_group",
 }
-_READERS = {"get", "items", "values", "keys", "compute", "reset", "clear", "mean", "sum", "item", "state_dict", "to", "eval", "train", "close", "sample", "result", "summary", "parameters", "zero_grad"}  # fmt: skip
+_READERS = {
+    "get", "items", "values", "keys", "compute", "reset", "clear", "mean", "sum", "item", "state_dict", "to", "eval",
+    "train", "close", "sample", "result", "summary", "parameters", "zero_grad",
+}  # fmt: skip
+_MAKERS = {"list", "dict", "set", "tuple", "deque", "defaultdict", "OrderedDict", "Counter", "WeakKeyDictionary", "zeros", "zeros_like"}
 
 
 class Holder(NamedTuple):
@@ -335,9 +339,7 @@ def _empty(value: Any) -> bool:
         return _empty(value.operand)
     if isinstance(value, ast.Call):
         called = text(value.func).rsplit(".", 1)[-1]
-        return called in ("list", "dict", "set", "deque", "defaultdict", "OrderedDict", "Counter", "WeakKeyDictionary", "tuple", "zeros", "zeros_like") and not (
-            called in ("list", "dict", "tuple", "set") and value.args
-        )
+        return called in _MAKERS and not (called in ("list", "dict", "tuple", "set") and value.args)
     return False
 
 

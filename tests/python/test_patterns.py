@@ -6,7 +6,6 @@ import sys
 import types
 
 import pytest
-import torch
 from patterns import HEAD, PATTERNS
 from strandline import _explain, _hooks
 
@@ -88,8 +87,6 @@ def test_pattern(name, tmp_path):
 
 def test_nothing_is_kept(tmp_path):
     """What the search has seen dies as soon as the program lets go of it."""
-    import weakref
-
     source = HEAD + PATTERNS["exceptions kept"]["source"].replace("feats = x * 2;", "feats = x * 2; seen.append(weakref.ref(feats));").replace("def main", "seen = []\ndef main")
     _, module = explain(source, tmp_path / "train.py", "kept")
     gc.collect()  # main's frame, its list and the exceptions in it are a cycle of the program's own
