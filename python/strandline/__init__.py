@@ -46,14 +46,14 @@ def active() -> bool:
 
 def step() -> None:
     """A step ended. Once told by hand, steps are no longer guessed."""
-    clock = _clock()
+    clock = _running()
     if clock is not None:
         clock.step_by_hand()
 
 
 def epoch() -> None:
     """A new epoch began. Once told by hand, epochs are no longer guessed."""
-    clock = _clock()
+    clock = _running()
     if clock is not None:
         clock.epoch_by_hand()
 
@@ -66,7 +66,7 @@ class phase:
 
         if name not in _library.PHASES:
             raise ValueError(f"phase is one of {', '.join(_library.PHASES)}, not {name!r}")
-        clock = _clock()
+        clock = _running()
         self._enter = clock.library.phase if clock is not None else None
         self._before = self._enter(_library.PHASES[name]) if self._enter is not None else 0
 
@@ -94,7 +94,7 @@ def stats(device: int = -1) -> Dict[str, Any]:
     return library.stats(device) if library is not None and library.mode() > 0 else {}
 
 
-def _clock() -> Any:
+def _running() -> Any:
     from . import _boot
 
     return _boot.clock()

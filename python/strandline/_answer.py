@@ -143,6 +143,10 @@ class _Composer:
             good = [store for store in stores if is_user_file(store.file.name)]
             if good and (good[0].score > 20 or position == 0):
                 best = good[0]
+                if best.how in ("assign", "init") and self.growth is not None:
+                    deeper = self._below()
+                    if deeper is not None:
+                        return deeper
                 holder = next(h for h in holders if any(s.line == best.line for s in self.finder.stores(h)))
                 return self._made(best, holder, step, "")
             if good and fallback is None:
@@ -152,6 +156,17 @@ class _Composer:
         if fallback is None and library is not None:
             return self._made(library, None, None, "")
         return fallback
+
+    def _below(self) -> Optional[Kept]:
+        """The container is not grown by any statement: its entries may be what gets something new."""
+        for position, step in enumerate(self.path.steps):
+            if position <= (self.growth or 0) or step.kind != "attribute" or step.weak:
+                continue
+            holder = _holder(step, self.path, ())
+            stores = [s for s in self.finder.stores(holder) if is_user_file(s.file.name) and s.score >= 50] if holder else []
+            if stores:
+                return self._made(stores[0], holder, step, "")
+        return None
 
     @staticmethod
     def _made(store: Store, holder: Optional[Holder], step: Optional[Step], library: str) -> Kept:

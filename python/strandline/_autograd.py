@@ -24,7 +24,7 @@ class Walk:
 
     def __init__(self) -> None:
         self.blocks: Dict[int, Saved] = {}
-        self.contexts: Dict[int, Saved] = {}
+        self.contexts: Dict[int, Saved] = {}  # and the hooks and packed objects of saved tensors
         self.complete = True
 
     def clear(self) -> None:
@@ -59,6 +59,8 @@ def walk(sources: Iterable[Any], blocks: Blocks, deadline: float, wanted: Option
                 break
             identity = id(node)
             source = seen[identity][2]
+            for thing in _hooks_of(node, names):
+                result.contexts.setdefault(id(thing), Saved(source, _trail(seen, identity), "saved by a hook"))
             for name, tensor in _kept(node, names):
                 for part in parts(tensor):
                     block = blocks.at(storage_address(part))
@@ -102,8 +104,22 @@ def node_name(node: Any) -> str:
     return type(node).__name__
 
 
-def _kept(node: Any, names: Dict[type, List[Tuple[str, str]]]) -> List[Tuple[str, Any]]:
-    """The tensors that a node keeps, each with a word for it."""
+def _hooks_of(node: Any, names: Dict[type, List[Tuple[str, str]]]) -> List[Any]:
+    """The Python objects that stand for saved tensors: what a pack hook made, and the unpack hook."""
+    found: List[Any] = []
+    for _, raw_name in _pairs_of(node, names):
+        try:
+            raw = getattr(node, raw_name)
+            for saved in raw if isinstance(raw, (tuple, list)) else (raw,):
+                if saved.unpack_hook is not None:
+                    found.extend((saved.unpack_hook, saved.data))
+        except Exception:
+            continue
+    return found
+
+
+def _pairs_of(node: Any, names: Dict[type, List[Tuple[str, str]]]) -> List[Tuple[str, str]]:
+    """The attributes of a node's type that hold saved tensors: (unpacked, raw)."""
     kind = type(node)
     pairs = names.get(kind)
     if pairs is None:
@@ -113,8 +129,13 @@ def _kept(node: Any, names: Dict[type, List[Tuple[str, str]]]) -> List[Tuple[str
         if "_raw_saved_tensors" in raw and "saved_tensors" in everything:
             pairs = [("saved_tensors", "_raw_saved_tensors")]
         names[kind] = pairs
+    return pairs
+
+
+def _kept(node: Any, names: Dict[type, List[Tuple[str, str]]]) -> List[Tuple[str, Any]]:
+    """The tensors that a node keeps, each with a word for it."""
     kept: List[Tuple[str, Any]] = []
-    for name, raw_name in pairs:
+    for name, raw_name in _pairs_of(node, names):
         try:
             raw = getattr(node, raw_name)
         except Exception:  # the graph has been freed

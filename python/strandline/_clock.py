@@ -37,6 +37,8 @@ class Leader:
                 self._rivals.clear()
             return True
         if rank < self.rank:
+            if self.rank == BY_HAND:
+                return False
             needed = self.patience
         elif rank > self.rank:
             needed = _EAGER[rank] if rank >= STEPPER or not self.hopeful else _PATIENCE

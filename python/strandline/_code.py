@@ -8,7 +8,11 @@ import ast
 import linecache
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
-_COMPOUND = (ast.For, ast.AsyncFor, ast.While, ast.If, ast.With, ast.AsyncWith, ast.Try)
+_COMPOUND = tuple(
+    getattr(ast, name)
+    for name in ("For", "AsyncFor", "While", "If", "With", "AsyncWith", "Try", "TryStar", "Match")
+    if hasattr(ast, name)
+)
 _BODIES = ("body", "orelse", "finalbody", "handlers", "cases")
 Functions = (ast.FunctionDef, ast.AsyncFunctionDef)
 

@@ -6,7 +6,9 @@ when it returns it holds nothing of the user's; every candidate gets an answer, 
 """
 
 import gc
+import sys
 import time
+import types
 from typing import Any, Dict, List, NamedTuple, Set, Tuple
 
 from . import _autograd, _hooks, _trouble
@@ -160,7 +162,7 @@ class Search:
                     things.append(owner.object)
         chains = self._climb.chains(things) if things else []
         self._ours.add(chains)
-        for address, block in sought.items():
+        for address in sought:
             best: Any = None
             for owner in found.owners.get(address, [])[:8]:
                 chain = chains[places[id(owner.object)]]
@@ -185,27 +187,30 @@ class Search:
         held = {id(tensor) for tensor in referenced(found.sources, objects)}
         held.update(id(tensor) for tensor in found.sources if id(tensor) in self._roots.locals)
         islands = {id(link) for chain in dangling.values() for link in chain.links}
-        contexts = {id(chain.links[0]): address for address, chain in dangling.items() if hasattr(chain.links[0], "_forward_cls")}
         sources = [tensor for tensor in found.sources if id(tensor) in held and id(tensor) not in islands]
         self._ours.add(sources)
-        for _ in range(4):
+        # What C++ holds of a dangling chain may be a ctx or a saved tensor's hook, met on the way through a graph.
+        ends = {address: self._climb.ends(chain.links[-1]) for address, chain in dangling.items()}
+        for turn in range(4):
             blocks = Blocks((block.address, block.size) for block in missing.values())
-            walk = _autograd.walk(sources, blocks, self._deadline, None if not contexts else 1 << 60)
+            walk = _autograd.walk(sources, blocks, self._deadline, None if not turn and not ends else 1 << 60)
             met = dict(walk.blocks)
-            for identity, address in contexts.items():
-                if address not in met and identity in walk.contexts:
-                    met[address] = walk.contexts[identity]
-            origins = list({id(saved.source): saved.source for saved in met.values()}.values())
-            self._ours.add(origins)
-            if not origins:
-                break
-            chains = dict(zip([id(origin) for origin in origins], self._climb.chains(origins)))
-            bad = {identity for identity, chain in chains.items() if _rank(chain)[0] >= 3}
+            for address, identities in ends.items():
+                for identity in identities:
+                    if address not in met and identity in walk.contexts:
+                        met[address] = walk.contexts[identity]
+            chains: Dict[int, Chain] = {}
+            bad = self._rooted(met, chains)
+            for address, saved in list(met.items()):
+                if id(saved.source) in bad and address in missing:
+                    for identity in self._climb.ends(saved.source):
+                        if identity in walk.contexts and id(walk.contexts[identity].source) not in bad:
+                            met[address] = walk.contexts[identity]
+            bad |= self._rooted(met, chains)
             for address, saved in met.items():
-                chain = chains[id(saved.source)]
                 if id(saved.source) in bad or address not in missing:
                     continue
-                path = write(chain, self._roots)
+                path = write(chains[id(saved.source)], self._roots)
                 path.tail = (".grad_fn", *saved.trail, saved.name)
                 if address in dangling and saved.name == "ctx":
                     path.tail = (*path.tail, "".join(step.text for step in write(dangling[address], self._roots).steps))
@@ -215,11 +220,51 @@ class Search:
                 del missing[address]
             walk.clear()
             sources[:] = [tensor for tensor in sources if id(tensor) not in bad]
-            if not missing or not bad:
+            if not missing or not bad or time.perf_counter() > self._deadline:
                 break
+        self._by_arrays(missing, found, objects)
         for address in missing:
             if address in dangling:
                 self._paths[address] = write(dangling[address], self._roots)
+
+    def _rooted(self, met: Dict[int, _autograd.Saved], chains: Dict[int, Chain]) -> Set[int]:
+        """Climbs from the sources of what a walk met; returns the ids of those that lead to no root."""
+        origins = [source for source in {id(saved.source): saved.source for saved in met.values()}.values() if id(source) not in chains]
+        self._ours.add(origins)
+        if origins:
+            chains.update(zip([id(origin) for origin in origins], self._climb.chains(origins)))
+        return {identity for identity, chain in chains.items() if _rank(chain)[0] >= 3}
+
+    def _by_arrays(self, missing: Dict[int, Block], found: Found, objects: List[Any]) -> None:
+        """NumPy arrays keep the tensor whose memory they show, and the collector does not see it."""
+        tensors = {id(owner.object): address for address in missing for owner in found.owners.get(address, [])}
+        if "numpy" not in sys.modules or not tensors or time.perf_counter() > self._deadline:
+            return
+        import numpy
+
+        array_type = numpy.ndarray
+        found_arrays: Dict[int, Tuple[Any, Any]] = {}
+        self._ours.add(tensors)
+        for holder in objects:
+            if not gc.is_tracked(holder) or self._ours(holder):
+                continue
+            for thing in gc.get_referents(holder):
+                if type(thing) is array_type:
+                    base, depth = thing.base, 0
+                    while type(base) is array_type and depth < 8:
+                        base, depth = base.base, depth + 1
+                    address = tensors.get(id(base))
+                    if address is not None:
+                        found_arrays.setdefault(address, (holder, thing))
+            if len(found_arrays) == len(missing):
+                break
+        for address, (holder, array) in found_arrays.items():
+            (chain,) = self._climb.chains([holder])
+            if _rank(chain)[0] < 3:
+                chain.links.append(array)
+                self._paths[address] = write(chain, self._roots)
+                self._paths[address].tail = ("its memory",)
+                del missing[address]
 
 
 def _rank(chain: Chain) -> Tuple[int, int]:
@@ -228,10 +273,9 @@ def _rank(chain: Chain) -> Tuple[int, int]:
         return (0, len(chain.links))
     if chain.root == "cycle":
         return (2, len(chain.links))
-    head = chain.links[0]
-    if hasattr(head, "_forward_cls") or hasattr(head, "grad_fn"):
-        return (3, len(chain.links))
-    return (1, len(chain.links))
+    if type(chain.links[0]) in (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType):
+        return (1, len(chain.links))
+    return (3, len(chain.links))
 
 
 def _mostly(blocks: List[Block], excused: Dict[int, str]) -> bool:

@@ -51,7 +51,8 @@ def stored_value(node: Any) -> Optional[str]:
 def container(name: str, kind: str, value: Optional[str]) -> str:
     if kind == "dict":
         return f"{name} gets a new entry each time and loses none; delete entries when they have been used, bound it, or keep them on the CPU"
-    return f"{name} grows and is never emptied; keep only what is read (collections.deque(maxlen=…)), clear it, or store {'a number or ' if value else ''}a CPU copy"
+    instead = "a number or a CPU copy" if value else "a CPU copy"
+    return f"{name} grows and is never emptied; keep only what is read (collections.deque(maxlen=…)), clear it, or store {instead}"
 
 
 def cache(function: str, maxsize: Any) -> str:
@@ -119,4 +120,7 @@ def generator(name: str) -> str:
 
 
 def outside() -> str:
-    return "no Python object holds it: look for C++ extensions, gradients made with create_graph=True, tensors shared with other processes, or an active profiler"
+    return (
+        "no Python object holds it: look for C++ extensions, gradients made with create_graph=True, "
+        "tensors shared with other processes, or an active profiler"
+    )

@@ -86,6 +86,22 @@ class Climb:
                     found.extend((owner, name) for name, value in names.items() if value is thing and isinstance(name, str))
         return found
 
+    def ends(self, thing: Any) -> Set[int]:
+        """The ids of the objects above `thing` that nothing seen refers to: held by C++ or a running statement."""
+        found: Set[int] = set()
+        seen = {id(thing)}
+        level = [id(thing)]
+        while level:
+            following = []
+            for identity in level:
+                parents = self._parents.get(identity, [])
+                if not parents and identity in self._climbed:
+                    found.add(identity)
+                following.extend(parent for parent in parents if parent not in seen)
+                seen.update(parents)
+            level = following
+        return found
+
     # one level up
     def _level(self, frontier: List[int], origin: Dict[int, int]) -> List[int]:
         above: List[int] = []
@@ -224,8 +240,13 @@ class Climb:
                                 loop.append(self._objects[identity])
                                 identity = back[identity]
                             loop.append(self._objects[start])
+                            links = self._down(start, came)
+                            if type(loop[0]) is dict and len(loop) > 2:  # an instance's: begin at the instance
+                                links.insert(0, loop[-2])
+                                loop.insert(0, loop[-2])
+                                loop.pop()
                             self._ours.add(loop)
-                            return Chain("cycle", self._down(start, came), loop=loop)
+                            return Chain("cycle", links, loop=loop)
                         if parent not in back and parent != start:
                             back[parent] = identity
                             following.append(parent)

@@ -7,12 +7,12 @@ Invariant: nothing here raises into the user's code, keeps an object of the user
 import functools
 import threading
 import types
-from typing import Any, Callable, List
+from typing import Any, Callable, Dict, List
 
 from . import _trouble
 from ._clock import GRAPH, MODULE, STEPPER, Clock
 
-optimizers: "dict[int, Any]" = {}  # first parameter's id -> weak reference to the optimizer that steps it now
+optimizers: Dict[int, Any] = {}  # first parameter's id -> weak reference to the optimizer that steps it now
 
 
 def install(clock: Clock) -> None:
@@ -175,7 +175,7 @@ def _graphs(clock: Clock) -> None:
 
     graph_type = torch.cuda.CUDAGraph
     replay, begin, end = graph_type.replay, graph_type.capture_begin, graph_type.capture_end
-    stepping: "dict[int, bool]" = {}  # by id; a dead graph's entry is overwritten at the next capture
+    stepping: Dict[int, bool] = {}  # by id; a dead graph's entry is overwritten at the next capture
 
     @functools.wraps(begin)
     def capture_begin(self: Any, *args: Any, **kwargs: Any) -> Any:

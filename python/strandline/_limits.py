@@ -100,7 +100,7 @@ def _takes(statement: Statement, match: Matcher) -> bool:
         return any(match(stripped(target)[0]) and target is not stripped(target)[0] for target in node.targets)
     if isinstance(node, ast.Assign):
         for target in node.targets:
-            if match(stripped(target)[0]) and isinstance(node.value, ast.Subscript) and match(stripped(node.value)[0]) and isinstance(node.value.slice, ast.Slice):
+            if match(stripped(target)[0]) and _is_cut(node.value) and match(stripped(node.value)[0]):
                 return True  # x = x[-100:]
             if match(target) and not any(match(part) for part in ast.walk(node.value)):
                 return bool(statement.tests)  # if len(x) > n: x = []
@@ -113,14 +113,15 @@ def _takes(statement: Statement, match: Matcher) -> bool:
 def _bounding_test(statement: Statement, match: Matcher, holder: Holder) -> Any:
     """The condition under which the statement takes out, if it is one about size."""
     node = statement.node
-    if isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript) and isinstance(node.value.slice, ast.Slice) and not statement.tests:
+    if isinstance(node, ast.Assign) and _is_cut(node.value) and not statement.tests:
         return node.value  # always cut to its last entries
     for enclosing in reversed(statement.tests):
         test = enclosing.test
         for part in ast.walk(test):
             if isinstance(part, ast.Compare) and any(isinstance(op, (ast.Gt, ast.GtE, ast.Lt, ast.LtE, ast.Eq)) for op in part.ops):
                 words = text(part).lower()
-                sized = any(isinstance(inner, ast.Call) and text(inner.func) == "len" and match(stripped(inner.args[0])[0]) for inner in ast.walk(part) if isinstance(inner, ast.Call) and inner.args)
+                calls = [inner for inner in ast.walk(part) if isinstance(inner, ast.Call) and inner.args]
+                sized = any(text(call.func) == "len" and match(stripped(call.args[0])[0]) for call in calls)
                 if sized or any(word in words for word in ("budget", "max", "capacity", "limit", "size", "bytes", "window", "keep")):
                     return test
     return None
@@ -128,25 +129,37 @@ def _bounding_test(statement: Statement, match: Matcher, holder: Holder) -> Any:
 
 def _capacity(test: Any, owner: Any) -> Optional[int]:
     """The number that a length is compared with, if it is a constant or an attribute of the owner."""
-    if isinstance(test, ast.Subscript):
-        lower = test.slice.lower if isinstance(test.slice, ast.Slice) else None
-        test = ast.Compare(left=ast.Call(func=ast.Name(id="len"), args=[], keywords=[]), ops=[ast.Gt()], comparators=[lower.operand if isinstance(lower, ast.UnaryOp) else ast.Constant(value=None)])
+    if _is_cut(test):
+        lower = test.slice.lower
+        return _number(lower.operand, owner) if isinstance(lower, ast.UnaryOp) else None
     for part in ast.walk(test):
         if isinstance(part, ast.Compare) and len(part.comparators) == 1:
             sides = [part.left, part.comparators[0]]
             if not any(isinstance(side, ast.Call) and text(side.func) == "len" for side in sides):
                 continue
             for side in sides:
-                if isinstance(side, ast.Constant) and type(side.value) is int:
-                    return side.value
-                if isinstance(side, ast.Attribute) and owner is not None:
-                    try:
-                        value = object.__getattribute__(owner, "__dict__").get(side.attr)
-                    except Exception:
-                        continue
-                    if type(value) is int:
-                        return value
+                number = _number(side, owner)
+                if number is not None:
+                    return number
     return None
+
+
+def _number(node: Any, owner: Any) -> Optional[int]:
+    """A constant, or an attribute of the owner that is a whole number."""
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    if isinstance(node, ast.Attribute) and owner is not None:
+        try:
+            value = object.__getattribute__(owner, "__dict__").get(node.attr)
+        except Exception:
+            return None
+        if type(value) is int:
+            return value
+    return None
+
+
+def _is_cut(node: Any) -> bool:
+    return isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice)
 
 
 def _length(container: Any) -> Optional[int]:

@@ -26,10 +26,11 @@ class Step:
     grow), "part" (a place in something fixed: tuple, partial, exception …), "opaque".
     """
 
-    __slots__ = ("kind", "text", "name", "parent", "value", "where", "weak")
+    __slots__ = ("kind", "text", "name", "parent", "value", "where", "weak", "token")
 
     def __init__(self, kind: str, text: str, parent: Any, value: Any, name: str = "", where: Optional[Local] = None) -> None:
         self.kind, self.text, self.parent, self.value, self.name, self.where = kind, text, parent, value, name, where
+        self.token = text  # tells this place from others that are written alike
         self.weak = False  # a module's parameter or submodule: seldom what was meant
 
 
@@ -49,7 +50,7 @@ class Path:
         return " > ".join([words, *self.tail])
 
     def keys(self) -> List[str]:
-        return [step.text for step in self.steps]
+        return [step.token for step in self.steps]
 
 
 def plain(value: Any) -> Optional[str]:
@@ -164,6 +165,13 @@ def _steps(links: List[Any]) -> List[Step]:
     return steps
 
 
+def _alike(kind: str, text: str, parent: Any, value: Any, name: str = "") -> Step:
+    """A step that is written like others of its container."""
+    step = Step(kind, text, parent, value, name=name)
+    step.token = f"{text}#{id(value)}"
+    return step
+
+
 def _attribute(parent: Any, name: Any, value: Any) -> Step:
     return Step("attribute", f".{name}", parent, value, name=str(name))
 
@@ -179,8 +187,11 @@ def _step(parent: Any, child: Any, rest: List[Any]) -> Tuple[int, List[Step]]:
         key, side = _key_of(parent, child)
         if side == "none":
             return 1, [Step("opaque", f".<{type_name(child)}>", parent, child)]
-        shown = plain(key) or f"<{type_name(key)}>"
-        return 1, [Step("index", f"[{shown}]" if side == "value" else f".<key {shown}>", parent, child, name=shown)]
+        shown = plain(key)
+        if shown is not None:
+            return 1, [Step("index", f"[{shown}]" if side == "value" else f".<key {shown}>", parent, child, name=shown)]
+        shown = f"<{type_name(key)}>"
+        return 1, [_alike("index", f"[{shown}]" if side == "value" else f".<key {shown}>", parent, child, shown)]
     if tuple in bases:
         position = _position(tuple.__iter__(parent), child)
         fields = kind.__dict__.get("_fields")
@@ -198,7 +209,7 @@ def _step(parent: Any, child: Any, rest: List[Any]) -> Tuple[int, List[Step]]:
             return _of_instance(parent, child, rest)
         return 1, [Step("index", f"[{position}]", parent, child, name=str(position))]
     if set in bases or frozenset in bases:
-        return 1, [Step("index", f"{{…{type_name(child)}…}}", parent, child)]
+        return 1, [_alike("index", f"{{…{type_name(child)}…}}", parent, child)]
     if kind is types.CellType:
         return 1, [Step("part", ".cell_contents", parent, child)]
     if kind is types.FunctionType:
@@ -288,7 +299,8 @@ def _of_cache(cache: Any, child: Any, rest: List[Any]) -> Tuple[int, List[Step]]
         if instance_dict(cache) is child:
             return _of_instance(cache, child, rest)
         used = 2 if rest else 1
-    return used, [Step("index", f" > functools.lru_cache of {_function_name(cache)}() {about}", cache, rest[0] if used == 2 else child, name="lru_cache")]
+    text = f" > functools.lru_cache of {_function_name(cache)}() {about}"
+    return used, [_alike("index", text, cache, rest[0] if used == 2 else child, "lru_cache")]
 
 
 def _of_class(kind: Any, child: Any, rest: List[Any]) -> Tuple[int, List[Step]]:

@@ -22,7 +22,11 @@ HOOKS = {
     "_backward_pre_hooks": "register_full_backward_pre_hook",
     "param_groups": "add_param_group",
 }
-_READERS = {"get", "items", "values", "keys", "compute", "reset", "clear", "mean", "sum", "item", "state_dict", "to", "eval", "train", "close", "sample", "result", "summary", "parameters", "zero_grad"}  # fmt: skip
+_READERS = {
+    "get", "items", "values", "keys", "compute", "reset", "clear", "mean", "sum", "item", "state_dict", "to", "eval",
+    "train", "close", "sample", "result", "summary", "parameters", "zero_grad",
+}  # fmt: skip
+_MAKERS = {"list", "dict", "set", "tuple", "deque", "defaultdict", "OrderedDict", "Counter", "WeakKeyDictionary", "zeros", "zeros_like"}
 
 
 class Holder(NamedTuple):
@@ -147,7 +151,7 @@ class Finder:
 
         for statement in statements:
             node, function = statement.node, statement.function
-            for score, how, keys, target in _ways(node, lambda n, f=function: is_it(n, f), holder.name):
+            for score, how, keys, target in _ways(node, lambda n, f=function: is_it(n, f), match, holder.name):
                 score += self._of_attribute(holder, statement, target)
                 if holder.keys and keys:
                     wanted, given = holder.keys[: len(keys)], tuple(keys[: len(holder.keys)])
@@ -155,15 +159,17 @@ class Finder:
                         score += 12
                     elif all(_constant(key) for key in given) and all(_constant(key) for key in wanted):
                         score -= 25
-                if how in ("assign", "init") and not match(target):
+                if how in ("assign", "init", "again") and not match(target):
                     continue  # only the alias was bound
                 yield Store(self._adjusted(score, file, statement), how, file, statement)
             if follow > 0:
                 yield from self._through_calls(file, statement, is_it, holder, follow)
 
     def _of_attribute(self, holder: Holder, statement: Statement, target: Any) -> int:
-        if holder.kind != "attribute" or not isinstance(target, ast.Attribute):
+        if holder.kind != "attribute":
             return 0
+        if not isinstance(target, ast.Attribute):  # an alias in a method
+            return 15 if statement.cls in holder.classes else 0
         base = target.value
         if isinstance(base, ast.Name) and base.id in ("self", "cls"):
             return 15 if statement.cls in holder.classes else -60
@@ -267,7 +273,7 @@ def _aliases(statements: List[Statement], match: Matcher) -> Dict[Tuple[Any, str
     return found
 
 
-def _ways(node: Any, is_it: Matcher, name: str) -> Iterator[Tuple[int, str, List[str], Any]]:
+def _ways(node: Any, is_it: Matcher, match: Matcher, name: str) -> Iterator[Tuple[int, str, List[str], Any]]:
     """The ways in which a statement stores into the holder: score, how, keys passed, the matched expression."""
     if isinstance(node, ast.AugAssign):
         base, keys = stripped(node.target)
@@ -281,7 +287,7 @@ def _ways(node: Any, is_it: Matcher, name: str) -> Iterator[Tuple[int, str, List
                 continue
             if isinstance(single, ast.Subscript):
                 yield 90, "item", keys, base
-            elif any(is_it(part) for part in ast.walk(value) if isinstance(part, (ast.Name, ast.Attribute)) and part is not base):
+            elif any(match(part) for part in ast.walk(value) if isinstance(part, (ast.Name, ast.Attribute)) and part is not base):
                 yield 95, "again", keys, base
             elif _empty(value):
                 yield 10, "init", keys, base
@@ -297,7 +303,10 @@ def _ways(node: Any, is_it: Matcher, name: str) -> Iterator[Tuple[int, str, List
         called = part.func
         if isinstance(called, ast.Attribute):
             base, keys = stripped(called.value)
-            if called.attr in ADDERS and is_it(base):
+            if called.attr == "setdefault" and len(part.args) == 2 and _empty(part.args[1]):
+                if is_it(base):
+                    yield 60, "add", keys, base  # only makes the bucket
+            elif called.attr in ADDERS and is_it(base):
                 yield (85 if called.attr in ("update", "record", "log", "store", "submit") else 90), "add", keys, base
             if called.attr == HOOKS.get(name):
                 yield 88, "add", [], called
@@ -330,9 +339,7 @@ def _empty(value: Any) -> bool:
         return _empty(value.operand)
     if isinstance(value, ast.Call):
         called = text(value.func).rsplit(".", 1)[-1]
-        return called in ("list", "dict", "set", "deque", "defaultdict", "OrderedDict", "Counter", "WeakKeyDictionary", "tuple", "zeros", "zeros_like") and not (
-            called in ("list", "dict", "tuple", "set") and value.args
-        )
+        return called in _MAKERS and not (called in ("list", "dict", "tuple", "set") and value.args)
     return False
 
 

@@ -1,0 +1,124 @@
+"""Holder, kept line, fix and bound on small programs after reports of real leaks (patterns.py)."""
+
+import gc
+import re
+import sys
+import types
+
+import pytest
+from patterns import HEAD, PATTERNS
+from strandline import _explain, _hooks
+
+
+def explain(source, path, name):
+    """Runs a program and explains the blocks that it noted, as one candidate."""
+    path.write_text(source)
+    blocks, step, answers = [], [0], []
+
+    def note(tensor):
+        storage = tensor.untyped_storage()
+        blocks.append({"address": storage.data_ptr(), "size": storage.nbytes(), "step": step[0]})
+
+    def tick():
+        step[0] += 1
+
+    def ask():
+        candidate = {"id": 1, "device": -1, "live_bytes": sum(b["size"] for b in blocks), "live_blocks": len(blocks), "stack": [], "blocks": pick(blocks)}
+        answers.append(_explain.Explainer._search([candidate], __import__("time").perf_counter()).get(1))
+
+    module = types.ModuleType("user_program")
+    module.__file__ = str(path)
+    module.__dict__.update(note=note, tick=tick, ask=ask)
+    sys.modules["user_program"] = module
+    collecting = gc.isenabled()
+    try:
+        exec(compile(source, str(path), "exec"), module.__dict__)
+    finally:
+        if collecting:
+            gc.enable()
+        del sys.modules["user_program"]
+    return answers[-1], module
+
+
+def pick(blocks):
+    many = min(16, len(blocks))
+    return [blocks[round(n * (len(blocks) - 1) / max(1, many - 1))] for n in range(many)]
+
+
+@pytest.fixture(autouse=True)
+def optimizer_hooks(library):
+    """The hook that knows which optimizers step."""
+    import weakref
+
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    def before(optimizer, args, kwargs):
+        _hooks.optimizers[id(optimizer.param_groups[0]["params"][0])] = weakref.ref(optimizer)
+
+    handle = register_optimizer_step_pre_hook(before)
+    yield
+    handle.remove()
+    _hooks.optimizers.clear()
+
+
+@pytest.mark.parametrize("name", list(PATTERNS))
+def test_pattern(name, tmp_path):
+    wanted = PATTERNS[name]
+    source = HEAD + wanted["source"]
+    answer, _ = explain(source, tmp_path / "train.py", name)
+    assert answer is not None
+    said = f"\n{answer}"
+    assert answer["held_by"] is not None, said
+    assert re.search(wanted["path"], answer["held_by"]["path"]), said
+    if wanted["kind"]:
+        assert answer["held_by"]["kind"] == wanted["kind"], said
+    if wanted["kept"]:
+        line = next(n for n, text in enumerate(source.splitlines(), 1) if "KEEP" in text)
+        assert answer["kept_at"] and answer["kept_at"]["line"] == line, said
+        assert re.search(wanted["fix"], answer["fix"]) and answer["fix"], said
+    if wanted["not_leak"]:
+        assert answer["not_a_leak"] and re.search(wanted["not_leak"], answer["not_a_leak"]), said
+    else:
+        assert answer["not_a_leak"] is None, said
+        assert answer["released_by"] == wanted["released"], said
+    if wanted["bounded"]:
+        assert answer["bounded"] == wanted["bounded"], said
+
+
+def test_nothing_is_kept(tmp_path):
+    """What the search has seen dies as soon as the program lets go of it."""
+    source = HEAD + PATTERNS["exceptions kept"]["source"].replace("feats = x * 2;", "feats = x * 2; seen.append(weakref.ref(feats));").replace("def main", "seen = []\ndef main")
+    _, module = explain(source, tmp_path / "train.py", "kept")
+    gc.collect()  # main's frame, its list and the exceptions in it are a cycle of the program's own
+    assert len(module.seen) == 12 and not any(known() is not None for known in module.seen)
+
+
+def test_locals_are_not_pinned(tmp_path):
+    """Reading a running frame's locals leaves no snapshot behind in the frame."""
+    source = HEAD + """
+def main():
+    out = []
+    bag = []
+    for i in range(5):
+        x = torch.randn(64); note(x); bag.append(x); tick()
+    ask()
+    known = weakref.ref(x)
+    bag.clear()
+    del x
+    return known() is None
+freed = main()
+"""
+    _, module = explain(source, tmp_path / "train.py", "snapshot")
+    assert module.freed
+
+
+def test_collector_is_left_as_it_was(tmp_path):
+    source = HEAD + "x = torch.randn(4); note(x); tick(); was = gc.isenabled(); ask(); now = gc.isenabled()"
+    _, module = explain(source, tmp_path / "train.py", "collector")
+    assert module.was == module.now
+
+
+def test_users_locals_dict_is_left_alone(tmp_path):
+    source = HEAD + "def main():\n    a = torch.randn(4); note(a); tick()\n    mine = locals()\n    ask()\n    return sorted(k for k in mine if k == 'a')\nkeys = main()"
+    _, module = explain(source, tmp_path / "train.py", "locals")
+    assert module.keys == ["a"]
