@@ -29,7 +29,8 @@ fn embed_python(folder: &Path) {
         println!("cargo:rerun-if-changed={}", file.display());
         let stem = file.file_stem().and_then(|s| s.to_str()).expect("a module's name is ASCII");
         let name = if stem == "__init__" { "" } else { stem };
-        writeln!(table, "    ({name:?}, include_str!({:?})),", root.join(&file)).expect("writing to a string");
+        writeln!(table, "    ({name:?}, include_str!({:?})),", root.join(&file))
+            .expect("writing to a string");
     }
     table.push_str("];\n");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR")).join("python_sources.rs");
@@ -60,7 +61,12 @@ fn compile_cxx() {
         .cpp(true)
         .cpp_link_stdlib(None)
         .std("c++17")
-        .files(["cuda/torch_shim.cpp", "cuda/torch_throw.cpp", "cuda/torch_methods.cpp", "cuda/torch_autograd.cpp"])
+        .files([
+            "cuda/torch_shim.cpp",
+            "cuda/torch_throw.cpp",
+            "cuda/torch_methods.cpp",
+            "cuda/torch_autograd.cpp",
+        ])
         .flag("-fno-exceptions")
         .flag("-fasynchronous-unwind-tables")
         .flag("-fno-threadsafe-statics")

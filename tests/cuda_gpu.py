@@ -56,9 +56,7 @@ def case_training(path):
     import torch
 
     torch.manual_seed(0)
-    model = torch.nn.Sequential(
-        torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10)
-    ).cuda()
+    model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10)).cuda()
     optimizer = torch.optim.Adam(model.parameters())
     x, y = torch.randn(128, 256, device="cuda"), torch.randint(10, (128,), device="cuda")
     losses = []
@@ -69,11 +67,7 @@ def case_training(path):
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0] * 0.7, losses
-    return "loss %.3f -> %.3f, peak %.1f MiB" % (
-        losses[0],
-        losses[-1],
-        torch.cuda.max_memory_allocated() / MIB,
-    )
+    return f"loss {losses[0]:.3f} -> {losses[-1]:.3f}, peak {torch.cuda.max_memory_allocated() / MIB:.1f} MiB"
 
 
 def case_statistics(path):
@@ -231,7 +225,7 @@ def case_compile_reduce_overhead(path):
         assert function(torch.full((10000,), float(i), device="cuda")).sum().item() == 20000 * i
     import torch._inductor.config as config
 
-    return "cudagraph_trees %s" % config.triton.cudagraph_trees
+    return f"cudagraph_trees {config.triton.cudagraph_trees}"
 
 
 def case_profiler(path):
@@ -275,7 +269,7 @@ def case_peers(path):
     assert (b + c).sum().item() == a.sum().item() + 1000
     d = c.to("cuda:0") + a
     assert d.sum().item() == a.sum().item() + 1000
-    return "copied both ways; peer access %s" % torch.cuda.can_device_access_peer(0, 1)
+    return f"copied both ways; peer access {torch.cuda.can_device_access_peer(0, 1)}"
 
 
 def case_observer(path):
@@ -350,6 +344,6 @@ def main():
 
 if __name__ == "__main__":
     if sys.argv[1] == "--case":
-        print("PASS: %s" % globals()["case_" + sys.argv[2]](sys.argv[3]), flush=True)
+        print("PASS: {}".format(globals()["case_" + sys.argv[2]](sys.argv[3])), flush=True)
     else:
         sys.exit(main())

@@ -33,10 +33,12 @@ print(sys.version.split()[0], torch.__version__, text(probe.probe_start(64, 6553
 if GPU:
     memory = torch.cuda.memory
     memory.change_current_allocator(
-        memory.CUDAPluggableAllocator(sys.argv[1], "probe_torch_malloc", "probe_torch_free"))
+        memory.CUDAPluggableAllocator(sys.argv[1], "probe_torch_malloc", "probe_torch_free")
+    )
 
-model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.LayerNorm(512),
-                            torch.nn.Linear(512, 10)).to(DEVICE)
+model = torch.nn.Sequential(
+    torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.LayerNorm(512), torch.nn.Linear(512, 10)
+).to(DEVICE)
 optimizer = torch.optim.AdamW(model.parameters())
 
 
@@ -84,14 +86,18 @@ class Timed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        print(f"in backward: {probe.probe_time(300, False):.0f} ns Python,"
-              f" {probe.probe_time(300, True):.0f} ns with native frames")
+        print(
+            f"in backward: {probe.probe_time(300, False):.0f} ns Python,"
+            f" {probe.probe_time(300, True):.0f} ns with native frames"
+        )
         return gradient
 
 
 def hook(module, *_):
-    print(f"in a forward hook: {probe.probe_time(300, False):.0f} ns Python,"
-          f" {probe.probe_time(300, True):.0f} ns with native frames")
+    print(
+        f"in a forward hook: {probe.probe_time(300, False):.0f} ns Python,"
+        f" {probe.probe_time(300, True):.0f} ns with native frames"
+    )
 
 
 handle = model[3].register_forward_hook(hook)

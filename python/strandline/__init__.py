@@ -7,7 +7,7 @@ Invariant: without the library every function here is a harmless no-op, except `
 from typing import Any, Dict, Optional
 
 __version__ = "0.1.0"
-__all__ = ["active", "epoch", "install", "phase", "report", "stats", "step", "NotInstalled"]
+__all__ = ["NotInstalled", "active", "epoch", "install", "phase", "report", "stats", "step"]
 
 
 class NotInstalled(ImportError):

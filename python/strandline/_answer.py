@@ -88,7 +88,13 @@ class _Composer:
         answer = unknown()
         answer["held_by"] = {"path": path.text() + self._about(container), "kind": self._kind(container)}
         answer["kept_at"] = {"file": kept.file, "line": kept.line, "code": kept.code} if kept else None
-        answer["released_by"] = "gc" if path.root == "cycle" else "nothing" if path.root in ("global", "local", "class") else "unknown"
+        answer["released_by"] = (
+            "gc"
+            if path.root == "cycle"
+            else "nothing"
+            if path.root in ("global", "local", "class")
+            else "unknown"
+        )
         answer["fix"] = self._fix(kept, container)
         answer["group"] = f"{kept.file}:{kept.line}" if kept else self._stem()
         if bound is not None:
@@ -103,12 +109,18 @@ class _Composer:
         """The steps whose name a statement may store into, the nearest to the growth first."""
         path = self.path
         steps = path.around or path.steps
-        last = len(steps) if path.around else self.growth + 1 if self.growth is not None else _common(self.group)
+        last = (
+            len(steps) if path.around else self.growth + 1 if self.growth is not None else _common(self.group)
+        )
         named: List[Tuple[int, Step]] = []
         for position, step in enumerate(steps[:last]):
             if step.name == "__traceback__" and not path.around:
                 break
-            if step.kind in ("name", "attribute") or step.name == "lru_cache" or step.text.startswith(".<closure"):
+            if (
+                step.kind in ("name", "attribute")
+                or step.name == "lru_cache"
+                or step.text.startswith(".<closure")
+            ):
                 named.append((position, step))
         named.reverse()
         if len(self.group) == 1 and not path.around:
@@ -126,7 +138,9 @@ class _Composer:
                 if found is not None:
                     return Kept(found[0].name, found[1], found[0].code(found[1]), None, None, step, "")
                 continue
-            forward_class = getattr(type(step.parent), "_forward_cls", None) if step.kind == "attribute" else None
+            forward_class = (
+                getattr(type(step.parent), "_forward_cls", None) if step.kind == "attribute" else None
+            )
             if forward_class is not None:
                 found = context_line(self.files, forward_class, step.name)
                 if found is not None:
@@ -138,8 +152,13 @@ class _Composer:
                 for holder in holders:
                     calls = self.finder.calls(holder, method)
                     if calls and is_user_file(calls[0].file.name):
-                        return self._made(calls[0], holder, step, f"{os.path.basename(library.file.name)}:{library.line}")
-            stores = sorted((store for holder in holders for store in self.finder.stores(holder)), key=lambda store: -store.score)
+                        return self._made(
+                            calls[0], holder, step, f"{os.path.basename(library.file.name)}:{library.line}"
+                        )
+            stores = sorted(
+                (store for holder in holders for store in self.finder.stores(holder)),
+                key=lambda store: -store.score,
+            )
             good = [store for store in stores if is_user_file(store.file.name)]
             if good and (good[0].score > 20 or position == 0):
                 best = good[0]
@@ -163,7 +182,11 @@ class _Composer:
             if position <= (self.growth or 0) or step.kind != "attribute" or step.weak:
                 continue
             holder = _holder(step, self.path, ())
-            stores = [s for s in self.finder.stores(holder) if is_user_file(s.file.name) and s.score >= 50] if holder else []
+            stores = (
+                [s for s in self.finder.stores(holder) if is_user_file(s.file.name) and s.score >= 50]
+                if holder
+                else []
+            )
             if stores:
                 return self._made(stores[0], holder, step, "")
         return None
@@ -175,15 +198,25 @@ class _Composer:
     def _holders(self, position: int, step: Step) -> List[Holder]:
         """The name itself, and other names of the container that grows."""
         steps = self.path.around or self.path.steps
-        keys = tuple(s.text for s in steps[position + 1 : self.growth] if s.kind == "index") if self.growth is not None and not self.path.around else ()
+        keys = (
+            tuple(s.text for s in steps[position + 1 : self.growth] if s.kind == "index")
+            if self.growth is not None and not self.path.around
+            else ()
+        )
         found = []
         own = _holder(step, self.path, keys)
         if own is not None:
             found.append(own)
-        if not self.path.around and step.value is not None and any(isinstance_plain(step.value, base) for base in (list, dict, set, deque)):
+        if (
+            not self.path.around
+            and step.value is not None
+            and any(isinstance_plain(step.value, base) for base in (list, dict, set, deque))
+        ):
             for place in self.roots.local(step.value):
                 if place != step.where:
-                    found.append(Holder("local", place.name, place.file, place.function, place.first_line, keys=keys))
+                    found.append(
+                        Holder("local", place.name, place.file, place.function, place.first_line, keys=keys)
+                    )
             for owner, name in self.climb.attributes(step.value):
                 other = _attribute_holder(owner, name, keys)
                 if other not in found:
@@ -198,7 +231,9 @@ class _Composer:
         if own is not None or kept is None or kept.store is None or kept.holder is None or kept.library:
             return own
         owner = kept.step.parent if kept.step is not None and kept.step.kind == "attribute" else None
-        return _limits.evicting(kept.store, kept.holder, container, owner) or _limits.begun_anew(kept.store, kept.holder)
+        return _limits.evicting(kept.store, kept.holder, container, owner) or _limits.begun_anew(
+            kept.store, kept.holder
+        )
 
     def _fits(self, bound: _limits.Bound) -> bool:
         """Whether the container would still fit the device when full."""
@@ -212,7 +247,9 @@ class _Composer:
         if container is None or type(container) is _LRU:
             return ""
         position = self.growth or 0
-        owner = next((step for step in reversed(self.path.steps[:position]) if step.kind == "attribute"), None)
+        owner = next(
+            (step for step in reversed(self.path.steps[:position]) if step.kind == "attribute"), None
+        )
         where = f" {_class_name(owner.parent)}.{owner.name}" if owner is not None else ""
         length = _limits._length(container)
         count = f", {length} entries" if length is not None else ""
@@ -247,10 +284,17 @@ class _Composer:
         if kept and kept.step is not None and hasattr(type(kept.step.parent), "_forward_cls"):
             return _fixes.context(kept.step.name)
         if path.root == "cycle":
-            return _fixes.cycle(f"{type_name(around[0].parent)}{around[0].text}" if around else "an object that refers to itself", self.evidence.collecting)
+            return _fixes.cycle(
+                f"{type_name(around[0].parent)}{around[0].text}"
+                if around
+                else "an object that refers to itself",
+                self.evidence.collecting,
+            )
         steps = path.steps
         if container is not None and type(container) is _LRU:
-            return _fixes.cache(getattr(container, "__name__", "the function"), container.cache_info().maxsize)
+            return _fixes.cache(
+                getattr(container, "__name__", "the function"), container.cache_info().maxsize
+            )
         if any(step.name == "__traceback__" for step in steps):
             return _fixes.traceback(node, name)
         below = steps[self.growth + 1 :] if self.growth is not None else []
@@ -261,22 +305,30 @@ class _Composer:
         for step in below:
             if step.text.startswith(".<closure"):
                 return _fixes.captured(name, "function", step.name)
-            if step.name == "keywords" or step.name == "args" and type_name(step.parent) == "partial":
-                return _fixes.captured(name, "partial", step.text.split("'")[1] if "'" in step.text else "argument")
+            if step.name == "keywords" or (step.name == "args" and type_name(step.parent) == "partial"):
+                return _fixes.captured(
+                    name, "partial", step.text.split("'")[1] if "'" in step.text else "argument"
+                )
         for step in steps:
             if _is_a(step.parent, "Optimizer") and id(step.parent) not in self.evidence.current:
                 return _fixes.old_optimizer(name)
             if _is_a(step.parent, "Future"):
                 return _fixes.future(name)
         if path.through_graph:
-            return _fixes.graph_stored(node, name, path.scalar) if container is not None else _fixes.graph_accumulated(node, name, path.scalar)
+            return (
+                _fixes.graph_stored(node, name, path.scalar)
+                if container is not None
+                else _fixes.graph_accumulated(node, name, path.scalar)
+            )
         if container is not None and any(step.weak for step in below):
             return _fixes.old_model(name)
         small, large = path.sizes
         if container is not None and 0 < 4 * small <= large:
             return _fixes.view(name, small, large)
         if container is not None:
-            return _fixes.container(name, "dict" if isinstance_plain(container, dict) else "list", _fixes.stored_value(node))
+            return _fixes.container(
+                name, "dict" if isinstance_plain(container, dict) else "list", _fixes.stored_value(node)
+            )
         if path.root == "stack":
             return _fixes.generator(name)
         if kept and kept.store and kept.store.how in ("again", "augment"):
@@ -302,7 +354,11 @@ def _holder(step: Step, path: Path, keys: Tuple[str, ...]) -> Optional[Holder]:
         if step.text.startswith(".<default"):
             return Holder("local", step.name, code.co_filename, code.co_name, code.co_firstlineno, keys=keys)
         around = step.parent.__qualname__.split(".<locals>")
-        return Holder("local", step.name, code.co_filename, around[-2].split(".")[-1], 0, keys=keys) if len(around) > 1 else None
+        return (
+            Holder("local", step.name, code.co_filename, around[-2].split(".")[-1], 0, keys=keys)
+            if len(around) > 1
+            else None
+        )
     if step.kind == "name":
         if step.where is not None:
             if step.name in ("self", "cls"):
@@ -316,7 +372,13 @@ def _holder(step: Step, path: Path, keys: Tuple[str, ...]) -> Optional[Holder]:
 def _attribute_holder(owner: Any, name: str, keys: Tuple[str, ...]) -> Holder:
     kind = owner if isinstance_plain(owner, type) else type(owner)
     file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
-    return Holder("attribute", name, file, classes=tuple(base.__name__ for base in kind.__mro__ if base is not object), keys=keys)
+    return Holder(
+        "attribute",
+        name,
+        file,
+        classes=tuple(base.__name__ for base in kind.__mro__ if base is not object),
+        keys=keys,
+    )
 
 
 def _largest(paths: List[Tuple[int, Path]]) -> List[Tuple[int, Path]]:
@@ -324,7 +386,9 @@ def _largest(paths: List[Tuple[int, Path]]) -> List[Tuple[int, Path]]:
     groups: Dict[Any, List[Tuple[int, Path]]] = {}
     for born, path in paths:
         name = next((step.name for step in path.steps if step.kind == "name"), "")
-        groups.setdefault((path.root, path.prefix if path.root != "cycle" else "", name), []).append((born, path))
+        groups.setdefault((path.root, path.prefix if path.root != "cycle" else "", name), []).append(
+            (born, path)
+        )
     return max(groups.values(), key=len)
 
 
@@ -346,7 +410,7 @@ def _growth(group: List[Tuple[int, Path]]) -> Optional[int]:
             best, most = position, different
             if different >= births:
                 break
-    if best is None and births == 1 or len(group) == 1:
+    if (best is None and births == 1) or len(group) == 1:
         return _widest(group[0][1]) if len(group) == 1 else None
     return best
 

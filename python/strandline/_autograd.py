@@ -60,7 +60,9 @@ def walk(sources: Iterable[Any], blocks: Blocks, deadline: float, wanted: Option
             identity = id(node)
             source = seen[identity][2]
             for thing in _hooks_of(node, names):
-                result.contexts.setdefault(id(thing), Saved(source, _trail(seen, identity), "saved by a hook"))
+                result.contexts.setdefault(
+                    id(thing), Saved(source, _trail(seen, identity), "saved by a hook")
+                )
             for name, tensor in _kept(node, names):
                 for part in parts(tensor):
                     block = blocks.at(storage_address(part))
@@ -125,7 +127,11 @@ def _pairs_of(node: Any, names: Dict[type, List[Tuple[str, str]]]) -> List[Tuple
     if pairs is None:
         everything = dir(kind)
         raw = {name for name in everything if name.startswith("_raw_saved_")}
-        pairs = [(name, "_raw" + name) for name in everything if name.startswith("_saved_") and "_raw" + name in raw]
+        pairs = [
+            (name, "_raw" + name)
+            for name in everything
+            if name.startswith("_saved_") and "_raw" + name in raw
+        ]
         if "_raw_saved_tensors" in raw and "saved_tensors" in everything:
             pairs = [("saved_tensors", "_raw_saved_tensors")]
         names[kind] = pairs
@@ -141,7 +147,11 @@ def _kept(node: Any, names: Dict[type, List[Tuple[str, str]]]) -> List[Tuple[str
         except Exception:  # the graph has been freed
             continue
         for number, saved in enumerate(raw if isinstance(raw, (tuple, list)) else (raw,)):
-            label = name.replace("_saved_", "saved ", 1) if name != "saved_tensors" else f"saved_tensors[{number}]"
+            label = (
+                name.replace("_saved_", "saved ", 1)
+                if name != "saved_tensors"
+                else f"saved_tensors[{number}]"
+            )
             tensor = _unpacked(node, name, saved, number if isinstance(raw, (tuple, list)) else None)
             if tensor is not None:
                 kept.append((label, tensor))
@@ -163,7 +173,11 @@ def _unpacked(node: Any, name: str, saved: Any, number: Optional[int]) -> Any:
         if isinstance(data, torch.Tensor):
             return data
         if saved.unpack_hook is not None:
-            return next((part for part in data if isinstance(part, torch.Tensor)), None) if type(data) in (tuple, list) else None
+            return (
+                next((part for part in data if isinstance(part, torch.Tensor)), None)
+                if type(data) in (tuple, list)
+                else None
+            )
         return None
     except AttributeError:
         pass

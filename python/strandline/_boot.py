@@ -18,7 +18,9 @@ _library_in_use: Any = None
 _hooked = False
 
 
-def start(mode: Union[str, int] = "auto", options: Optional[Dict[str, Any]] = None, library: Any = None) -> bool:
+def start(
+    mode: Union[str, int] = "auto", options: Optional[Dict[str, Any]] = None, library: Any = None
+) -> bool:
     """Called when `import torch` has finished, or by `install`. `library` replaces the real one in tests.
 
     A mode that the library already is in is left alone ("auto" then changes nothing). Returns whether

@@ -12,13 +12,19 @@ from ._library import BACKWARD, FORWARD, OPTIMIZER, VALIDATION
 MODULE, GRAPH, BACKWARDS, STEPPER, BY_HAND = range(5)
 
 _PATIENCE = 50  # ticks of a weaker kind without the leader after which it is believed
-_EAGER = {MODULE: 10, GRAPH: 10, BACKWARDS: 2, STEPPER: 1, BY_HAND: 1}  # … when nothing leads and no optimizer exists
+_EAGER = {
+    MODULE: 10,
+    GRAPH: 10,
+    BACKWARDS: 2,
+    STEPPER: 1,
+    BY_HAND: 1,
+}  # … when nothing leads and no optimizer exists
 
 
 class Leader:
     """Chooses one key among several that tick: an iteration ends each time the leader ticks."""
 
-    __slots__ = ("key", "rank", "patience", "hopeful", "_rivals")
+    __slots__ = ("_rivals", "hopeful", "key", "patience", "rank")
 
     def __init__(self) -> None:
         self.key: Any = None
@@ -168,7 +174,11 @@ class Clock:
         if name != "loader":
             if self._sources["loader"] or (name == "renewal" and self._sources["toggle"]):
                 return
-            if self._loader is not None and self._loader[2] is not None and self.steps - self._loader[1] < self._loader[2]:
+            if (
+                self._loader is not None
+                and self._loader[2] is not None
+                and self.steps - self._loader[1] < self._loader[2]
+            ):
                 return  # in the middle of a pass over the training data
         self._short[name] = self._short.get(name, 0) + 1 if since == 1 else 0  # at every step: no epoch
         self._sources[name] += 1

@@ -61,7 +61,9 @@ class File:
                 return node
         return None
 
-    def _take(self, body: List[Any], function: Any, cls: Optional[str], loops: Any, tests: Any, handlers: Any) -> None:
+    def _take(
+        self, body: List[Any], function: Any, cls: Optional[str], loops: Any, tests: Any, handlers: Any
+    ) -> None:
         for node in body:
             if isinstance(node, Functions):
                 self.functions.append((node, cls))

@@ -77,7 +77,11 @@ class Explainer:
 
 
 def current_optimizers() -> Set[int]:
-    return {id(optimizer) for optimizer in (known() for known in list(_hooks.optimizers.values())) if optimizer is not None}
+    return {
+        id(optimizer)
+        for optimizer in (known() for known in list(_hooks.optimizers.values()))
+        if optimizer is not None
+    }
 
 
 def picked(blocks: List[Block]) -> List[Block]:
@@ -94,7 +98,9 @@ def picked(blocks: List[Block]) -> List[Block]:
 class Search:
     """One search for all candidates that wait."""
 
-    def __init__(self, candidates: List[Dict[str, Any]], current: Set[int], collecting: bool, deadline: float) -> None:
+    def __init__(
+        self, candidates: List[Dict[str, Any]], current: Set[int], collecting: bool, deadline: float
+    ) -> None:
         self._candidates = candidates
         self._current = current
         self._collecting = collecting
@@ -104,7 +110,10 @@ class Search:
         self._climb = Climb(self._roots, self._ours, deadline)
         self._files = Files()
         self._chosen: Dict[int, List[Block]] = {
-            candidate["id"]: [Block(int(b["address"]), int(b["size"]), int(b.get("step", 0))) for b in candidate.get("blocks", [])]
+            candidate["id"]: [
+                Block(int(b["address"]), int(b["size"]), int(b.get("step", 0)))
+                for b in candidate.get("blocks", [])
+            ]
             for candidate in candidates
         }
         self._paths: Dict[int, Path] = {}
@@ -128,7 +137,9 @@ class Search:
         sought: Dict[int, Block] = {}
         for blocks_of in self._chosen.values():
             if not _mostly(blocks_of, excused):
-                sought.update((block.address, block) for block in picked(blocks_of) if block.address not in excused)
+                sought.update(
+                    (block.address, block) for block in picked(blocks_of) if block.address not in excused
+                )
         self._direct(sought, found)
         self._by_graph(sought, found, objects)
         del objects
@@ -137,9 +148,15 @@ class Search:
             of_it = self._chosen[candidate["id"]]
             evidence = Evidence(
                 candidate=candidate,
-                paths=[(block.step, self._paths[block.address]) for block in picked(of_it) if block.address in self._paths],
+                paths=[
+                    (block.step, self._paths[block.address])
+                    for block in picked(of_it)
+                    if block.address in self._paths
+                ],
                 sought=sum(block.address in sought for block in picked(of_it)),
-                role=next((excused[block.address] for block in of_it if block.address in excused), "") if _mostly(of_it, excused) else "",
+                role=next((excused[block.address] for block in of_it if block.address in excused), "")
+                if _mostly(of_it, excused)
+                else "",
                 collecting=self._collecting,
                 current=self._current,
                 complete=self._climb.complete,
@@ -213,7 +230,10 @@ class Search:
                 path = write(chains[id(saved.source)], self._roots)
                 path.tail = (".grad_fn", *saved.trail, saved.name)
                 if address in dangling and saved.name == "ctx":
-                    path.tail = (*path.tail, "".join(step.text for step in write(dangling[address], self._roots).steps))
+                    path.tail = (
+                        *path.tail,
+                        "".join(step.text for step in write(dangling[address], self._roots).steps),
+                    )
                 path.through_graph = True
                 path.scalar = _scalar(saved.source)
                 self._paths[address] = path
@@ -229,7 +249,11 @@ class Search:
 
     def _rooted(self, met: Dict[int, _autograd.Saved], chains: Dict[int, Chain]) -> Set[int]:
         """Climbs from the sources of what a walk met; returns the ids of those that lead to no root."""
-        origins = [source for source in {id(saved.source): saved.source for saved in met.values()}.values() if id(source) not in chains]
+        origins = [
+            source
+            for source in {id(saved.source): saved.source for saved in met.values()}.values()
+            if id(source) not in chains
+        ]
         self._ours.add(origins)
         if origins:
             chains.update(zip([id(origin) for origin in origins], self._climb.chains(origins)))
@@ -237,7 +261,9 @@ class Search:
 
     def _by_arrays(self, missing: Dict[int, Block], found: Found, objects: List[Any]) -> None:
         """NumPy arrays keep the tensor whose memory they show, and the collector does not see it."""
-        tensors = {id(owner.object): address for address in missing for owner in found.owners.get(address, [])}
+        tensors = {
+            id(owner.object): address for address in missing for owner in found.owners.get(address, [])
+        }
         if "numpy" not in sys.modules or not tensors or time.perf_counter() > self._deadline:
             return
         import numpy

@@ -79,7 +79,9 @@ def context(attribute: str) -> str:
 
 def cycle(what: str, gc_on: bool) -> str:
     return f"break the reference cycle ({what}), with a weakref or by setting it to None; " + (
-        "until then the garbage collector frees it late" if gc_on else "gc is disabled, so nothing collects it: gc.collect() would"
+        "until then the garbage collector frees it late"
+        if gc_on
+        else "gc is disabled, so nothing collects it: gc.collect() would"
     )
 
 
@@ -100,7 +102,9 @@ def view(name: str, view_bytes: int, base_bytes: int) -> str:
 
 
 def retained(name: str) -> str:
-    return f"{name} keeps it after its last use; set {name} = None (or del it) once done, or keep it on the CPU"
+    return (
+        f"{name} keeps it after its last use; set {name} = None (or del it) once done, or keep it on the CPU"
+    )
 
 
 def regrown(name: str, value: Optional[str]) -> str:

@@ -62,7 +62,9 @@ class Climb:
             for identity in frontier:
                 if self._is_end(identity):
                     solved |= origin[identity]
-            frontier = [identity for identity in frontier if not self._is_end(identity) and origin[identity] & ~solved]
+            frontier = [
+                identity for identity in frontier if not self._is_end(identity) and origin[identity] & ~solved
+            ]
             if solved == everything or not frontier:
                 break
             if time.perf_counter() > self._deadline:
@@ -76,14 +78,22 @@ class Climb:
         found: List[Tuple[Any, str]] = []
         for parent in self._parents.get(id(thing), []):
             holder = self._objects[parent]
-            owners = [self._objects[above] for above in self._parents.get(parent, [])] if type(holder) is dict else [holder]
+            owners = (
+                [self._objects[above] for above in self._parents.get(parent, [])]
+                if type(holder) is dict
+                else [holder]
+            )
             for owner in owners:
                 try:
                     names = object.__getattribute__(owner, "__dict__")
                 except Exception:
                     continue
                 if type(names) is dict and (names is holder or owner is holder):
-                    found.extend((owner, name) for name, value in names.items() if value is thing and isinstance(name, str))
+                    found.extend(
+                        (owner, name)
+                        for name, value in names.items()
+                        if value is thing and isinstance(name, str)
+                    )
         return found
 
     def ends(self, thing: Any) -> Set[int]:
@@ -241,7 +251,9 @@ class Climb:
                                 identity = back[identity]
                             loop.append(self._objects[start])
                             links = self._down(start, came)
-                            if type(loop[0]) is dict and len(loop) > 2:  # an instance's: begin at the instance
+                            if (
+                                type(loop[0]) is dict and len(loop) > 2
+                            ):  # an instance's: begin at the instance
                                 links.insert(0, loop[-2])
                                 loop.insert(0, loop[-2])
                                 loop.pop()

@@ -247,7 +247,10 @@ def _servers(clock: Clock) -> None:
 
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        if isinstance(Optimizer.__dict__.get("__init__"), types.FunctionType) and Optimizer.__init__ is __init__:
+        if (
+            isinstance(Optimizer.__dict__.get("__init__"), types.FunctionType)
+            and Optimizer.__init__ is __init__
+        ):
             Optimizer.__init__ = original
         clock.leader.hopeful = True
         _retire()

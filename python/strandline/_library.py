@@ -134,14 +134,20 @@ def _places() -> List[str]:
     if named:
         return [named]
     here = os.path.dirname(__file__)
-    names = ["libstrandline.so", os.path.join("_native", "libstrandline.so"), os.path.join("..", "libstrandline.so")]
+    names = [
+        "libstrandline.so",
+        os.path.join("_native", "libstrandline.so"),
+        os.path.join("..", "libstrandline.so"),
+    ]
     return [path for path in (os.path.join(here, name) for name in names) if os.path.isfile(path)]
 
 
 def _checked(library: Library) -> Optional[Library]:
     if library.abi_version() == ABI_VERSION:
         return library
-    _say(f"the library speaks ABI {library.abi_version()}, this package ABI {ABI_VERSION}: use a pair of one release")
+    _say(
+        f"the library speaks ABI {library.abi_version()}, this package ABI {ABI_VERSION}: use a pair of one release"
+    )
     return None
 
 

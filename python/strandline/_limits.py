@@ -29,7 +29,11 @@ def own_bound(container: Any) -> Optional[Bound]:
         facts = container.cache_info()
         if facts.maxsize is None:
             return None
-        return Bound(f"bounded cache: {facts.currsize} of at most {facts.maxsize} entries", facts.currsize, facts.maxsize)
+        return Bound(
+            f"bounded cache: {facts.currsize} of at most {facts.maxsize} entries",
+            facts.currsize,
+            facts.maxsize,
+        )
     if collections.deque in type(container).__mro__ and container.maxlen is not None:
         length, most = len(container), container.maxlen
         return Bound(f"bounded container: deque of {length}, at most {most}", length, most)
@@ -58,7 +62,9 @@ def evicting(store: Store, holder: Holder, container: Any, owner: Any) -> Option
         if capacity is not None and length is not None and length > 2 * capacity + 16:
             continue  # the condition does not hold it back
         where = f"{os.path.basename(file.name)}:{statement.line}"
-        return Bound(f"bounded by its own code: entries are dropped when {text(test)} ({where})", length, capacity)
+        return Bound(
+            f"bounded by its own code: entries are dropped when {text(test)} ({where})", length, capacity
+        )
     return None
 
 
@@ -69,7 +75,9 @@ def begun_anew(store: Store, holder: Holder) -> Optional[Bound]:
     match = finds(holder)
     outer = store.statement.loops[:-1]
     for statement in store.file.statements:
-        if statement.function is not store.statement.function or statement.loops not in (outer[: n + 1] for n in range(len(outer))):
+        if statement.function is not store.statement.function or statement.loops not in (
+            outer[: n + 1] for n in range(len(outer))
+        ):
             continue
         node = statement.node
         if statement.tests != store.statement.tests[: len(statement.tests)] and statement.tests:
@@ -89,7 +97,13 @@ def _called_names(statements: List[Statement]) -> Dict[str, None]:
     for statement in statements:
         for node in expressions(statement.node):
             if isinstance(node, ast.Call):
-                name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id if isinstance(node.func, ast.Name) else ""
+                name = (
+                    node.func.attr
+                    if isinstance(node.func, ast.Attribute)
+                    else node.func.id
+                    if isinstance(node.func, ast.Name)
+                    else ""
+                )
                 names[name] = None
     return names
 
@@ -97,7 +111,9 @@ def _called_names(statements: List[Statement]) -> Dict[str, None]:
 def _takes(statement: Statement, match: Matcher) -> bool:
     node = statement.node
     if isinstance(node, ast.Delete):
-        return any(match(stripped(target)[0]) and target is not stripped(target)[0] for target in node.targets)
+        return any(
+            match(stripped(target)[0]) and target is not stripped(target)[0] for target in node.targets
+        )
     if isinstance(node, ast.Assign):
         for target in node.targets:
             if match(stripped(target)[0]) and _is_cut(node.value) and match(stripped(node.value)[0]):
@@ -105,7 +121,12 @@ def _takes(statement: Statement, match: Matcher) -> bool:
             if match(target) and not any(match(part) for part in ast.walk(node.value)):
                 return bool(statement.tests)  # if len(x) > n: x = []
     for part in expressions(node):
-        if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr in _TAKERS and match(stripped(part.func.value)[0]):
+        if (
+            isinstance(part, ast.Call)
+            and isinstance(part.func, ast.Attribute)
+            and part.func.attr in _TAKERS
+            and match(stripped(part.func.value)[0])
+        ):
             return True
     return False
 
@@ -118,11 +139,16 @@ def _bounding_test(statement: Statement, match: Matcher, holder: Holder) -> Any:
     for enclosing in reversed(statement.tests):
         test = enclosing.test
         for part in ast.walk(test):
-            if isinstance(part, ast.Compare) and any(isinstance(op, (ast.Gt, ast.GtE, ast.Lt, ast.LtE, ast.Eq)) for op in part.ops):
+            if isinstance(part, ast.Compare) and any(
+                isinstance(op, (ast.Gt, ast.GtE, ast.Lt, ast.LtE, ast.Eq)) for op in part.ops
+            ):
                 words = text(part).lower()
                 calls = [inner for inner in ast.walk(part) if isinstance(inner, ast.Call) and inner.args]
                 sized = any(text(call.func) == "len" and match(stripped(call.args[0])[0]) for call in calls)
-                if sized or any(word in words for word in ("budget", "max", "capacity", "limit", "size", "bytes", "window", "keep")):
+                if sized or any(
+                    word in words
+                    for word in ("budget", "max", "capacity", "limit", "size", "bytes", "window", "keep")
+                ):
                     return test
     return None
 

@@ -26,10 +26,19 @@ class Step:
     grow), "part" (a place in something fixed: tuple, partial, exception …), "opaque".
     """
 
-    __slots__ = ("kind", "text", "name", "parent", "value", "where", "weak", "token")
+    __slots__ = ("kind", "name", "parent", "text", "token", "value", "weak", "where")
 
-    def __init__(self, kind: str, text: str, parent: Any, value: Any, name: str = "", where: Optional[Local] = None) -> None:
-        self.kind, self.text, self.parent, self.value, self.name, self.where = kind, text, parent, value, name, where
+    def __init__(
+        self, kind: str, text: str, parent: Any, value: Any, name: str = "", where: Optional[Local] = None
+    ) -> None:
+        self.kind, self.text, self.parent, self.value, self.name, self.where = (
+            kind,
+            text,
+            parent,
+            value,
+            name,
+            where,
+        )
         self.token = text  # tells this place from others that are written alike
         self.weak = False  # a module's parameter or submodule: seldom what was meant
 
@@ -84,7 +93,7 @@ def write(chain: Chain, roots: Roots) -> Path:
         module = roots.globals.get(id(links[0]))
         names = links[0]
         file = roots.module_file(names)
-        name, at = _key_of(names, links[1]) if len(links) > 1 else (None, "value")
+        name, _at = _key_of(names, links[1]) if len(links) > 1 else (None, "value")
         step = Step("name", str(name), names, links[1] if len(links) > 1 else None, name=str(name))
         label = os.path.basename(file)
         if module is not None and module.__name__ != "__main__" and not label.endswith(".py"):
@@ -93,7 +102,12 @@ def write(chain: Chain, roots: Roots) -> Path:
     if chain.root == "local" and chain.local is not None:
         place = chain.local
         step = Step("name", place.name, None, links[0], name=place.name, where=place)
-        return Path("local", f"{os.path.basename(place.file)}: local of {place.function}(): ", [step, *_steps(links)], place.file)
+        return Path(
+            "local",
+            f"{os.path.basename(place.file)}: local of {place.function}(): ",
+            [step, *_steps(links)],
+            place.file,
+        )
     if chain.root == "class":
         kind = links[0]
         steps = _steps(links)
@@ -189,9 +203,15 @@ def _step(parent: Any, child: Any, rest: List[Any]) -> Tuple[int, List[Step]]:
             return 1, [Step("opaque", f".<{type_name(child)}>", parent, child)]
         shown = plain(key)
         if shown is not None:
-            return 1, [Step("index", f"[{shown}]" if side == "value" else f".<key {shown}>", parent, child, name=shown)]
+            return 1, [
+                Step(
+                    "index", f"[{shown}]" if side == "value" else f".<key {shown}>", parent, child, name=shown
+                )
+            ]
         shown = f"<{type_name(key)}>"
-        return 1, [_alike("index", f"[{shown}]" if side == "value" else f".<key {shown}>", parent, child, shown)]
+        return 1, [
+            _alike("index", f"[{shown}]" if side == "value" else f".<key {shown}>", parent, child, shown)
+        ]
     if tuple in bases:
         position = _position(tuple.__iter__(parent), child)
         fields = kind.__dict__.get("_fields")
@@ -219,10 +239,26 @@ def _step(parent: Any, child: Any, rest: List[Any]) -> Tuple[int, List[Step]]:
     if kind is _LRU:
         return _of_cache(parent, child, rest)
     if kind is functools.partial:
-        name = "keywords" if parent.keywords is child else "args" if parent.args is child else "func" if parent.func is child else ""
+        name = (
+            "keywords"
+            if parent.keywords is child
+            else "args"
+            if parent.args is child
+            else "func"
+            if parent.func is child
+            else ""
+        )
         if name:
             if name == "keywords" and rest:
-                return 2, [Step("part", f".keywords[{plain(_key_of(child, rest[0])[0])}]", parent, rest[0], name="keywords")]
+                return 2, [
+                    Step(
+                        "part",
+                        f".keywords[{plain(_key_of(child, rest[0])[0])}]",
+                        parent,
+                        rest[0],
+                        name="keywords",
+                    )
+                ]
             return 1, [Step("part", f".{name}", parent, child, name=name)]
         return _of_instance(parent, child, rest)
     if BaseException in bases:
@@ -237,7 +273,11 @@ def _step(parent: Any, child: Any, rest: List[Any]) -> Tuple[int, List[Step]]:
     if kind is types.FrameType:
         return _of_frame(parent, child, rest)
     if kind in _GENERATORS:
-        frame = getattr(parent, "gi_frame", None) or getattr(parent, "cr_frame", None) or getattr(parent, "ag_frame", None)
+        frame = (
+            getattr(parent, "gi_frame", None)
+            or getattr(parent, "cr_frame", None)
+            or getattr(parent, "ag_frame", None)
+        )
         if frame is child or frame is None:
             return 1, [Step("opaque", "", parent, child)]
         return 1, [_local_step(frame, child, f" > {kind.__name__} {parent.__name__}()")]

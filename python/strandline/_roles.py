@@ -40,7 +40,9 @@ def roles(optimizers: List[Any], current: Set[int], modules: List[Any], blocks: 
                     note(parameter.grad, "the gradient", parameter)
                 kept = state.get(parameter, {}) if hasattr(state, "get") else {}
                 for name, value in list(kept.items()):
-                    for tensor in value if isinstance(value, (list, tuple)) and len(value) <= 256 else [value]:
+                    for tensor in (
+                        value if isinstance(value, (list, tuple)) and len(value) <= 256 else [value]
+                    ):
                         if hasattr(tensor, "untyped_storage"):
                             note(tensor, f"optimizer state {name} ({kind})", parameter)
             except Exception:

@@ -54,7 +54,9 @@ def locals_of(frame: FrameType) -> Dict[str, Any]:
     if not frame.f_code.co_flags & _OPTIMIZED:
         return seen if type(seen) is dict else dict(seen)
     names = dict(seen)
-    if sys.version_info < (3, 13) and sys.getrefcount(seen) <= 3:  # `seen`, the argument, the frame: not the user's
+    if (
+        sys.version_info < (3, 13) and sys.getrefcount(seen) <= 3
+    ):  # `seen`, the argument, the frame: not the user's
         seen.clear()
     return names
 
@@ -68,7 +70,9 @@ class Roots:
         self.frames: Set[int] = set()
         self.user_functions: Set[Tuple[str, str]] = set()
         for module in list(sys.modules.values()):
-            names = object.__getattribute__(module, "__dict__") if ModuleType in type(module).__mro__ else None
+            names = (
+                object.__getattribute__(module, "__dict__") if ModuleType in type(module).__mro__ else None
+            )
             if type(names) is dict and names.get("__name__", "").split(".")[0] != __package__:
                 self.globals.setdefault(id(names), module)
         self._take_frames()
@@ -86,7 +90,9 @@ class Roots:
                     for name, value in locals_of(frame).items():
                         if value is None or type(value) in _PLAIN:
                             continue
-                        place = Local(code.co_filename, code.co_name, code.co_firstlineno, name, depth, thread == me)
+                        place = Local(
+                            code.co_filename, code.co_name, code.co_firstlineno, name, depth, thread == me
+                        )
                         self.locals.setdefault(id(value), []).append(place)
                 elif not is_ours(code) and id(frame.f_globals) not in self.globals:
                     self.globals[id(frame.f_globals)] = None  # a script run by exec or runpy
@@ -98,7 +104,15 @@ class Roots:
     def local(self, thing: Any) -> List[Local]:
         """The names of `thing` in running frames, the best first: the user's files, then the outermost."""
         found = self.locals.get(id(thing), [])
-        return sorted(found, key=lambda place: (not is_user_file(place.file), place.name.startswith("."), not place.main, -place.depth))
+        return sorted(
+            found,
+            key=lambda place: (
+                not is_user_file(place.file),
+                place.name.startswith("."),
+                not place.main,
+                -place.depth,
+            ),
+        )
 
     def module_file(self, names: Dict[str, Any]) -> str:
         file = names.get("__file__")

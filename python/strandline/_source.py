@@ -26,7 +26,19 @@ _READERS = {
     "get", "items", "values", "keys", "compute", "reset", "clear", "mean", "sum", "item", "state_dict", "to", "eval",
     "train", "close", "sample", "result", "summary", "parameters", "zero_grad",
 }  # fmt: skip
-_MAKERS = {"list", "dict", "set", "tuple", "deque", "defaultdict", "OrderedDict", "Counter", "WeakKeyDictionary", "zeros", "zeros_like"}
+_MAKERS = {
+    "list",
+    "dict",
+    "set",
+    "tuple",
+    "deque",
+    "defaultdict",
+    "OrderedDict",
+    "Counter",
+    "WeakKeyDictionary",
+    "zeros",
+    "zeros_like",
+}
 
 
 class Holder(NamedTuple):
@@ -61,7 +73,12 @@ def stripped(node: Any) -> Tuple[Any, List[str]]:
         if isinstance(node, ast.Subscript):
             keys.insert(0, f"[{text(node.slice)}]")
             node = node.value
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("setdefault", "get") and node.args:
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("setdefault", "get")
+            and node.args
+        ):
             keys.insert(0, f"[{text(node.args[0])}]")
             node = node.func.value
         else:
@@ -81,7 +98,9 @@ def finds(holder: Holder) -> Matcher:
 class Finder:
     """Looks for stores. `user_files` are searched for attributes beyond the class's own file."""
 
-    def __init__(self, files: Files, user_files: Sequence[str], stack: Sequence[Tuple[str, str, int]] = ()) -> None:
+    def __init__(
+        self, files: Files, user_files: Sequence[str], stack: Sequence[Tuple[str, str, int]] = ()
+    ) -> None:
         self.files = files
         self.user_files = list(user_files)
         self.stack = list(stack)  # of the allocation: file, function, line
@@ -129,7 +148,10 @@ class Finder:
         if holder.kind == "local":
             file = self.files.get(holder.file)
             function = file.function_at(holder.function, holder.first_line)
-            yield file, [s for s in file.statements if _inside(s, function, file)] if function is not None else []
+            yield (
+                file,
+                [s for s in file.statements if _inside(s, function, file)] if function is not None else [],
+            )
             return
         names = [holder.file] if holder.file else []
         if holder.kind == "attribute" or holder.kind == "global":
@@ -143,7 +165,9 @@ class Finder:
                 yield file, file.statements
 
     # one scope
-    def _in(self, file: File, statements: List[Statement], match: Matcher, holder: Holder, follow: int) -> Iterator[Store]:
+    def _in(
+        self, file: File, statements: List[Statement], match: Matcher, holder: Holder, follow: int
+    ) -> Iterator[Store]:
         aliases = _aliases(statements, match)
 
         def is_it(node: Any, function: Any) -> bool:
@@ -151,7 +175,9 @@ class Finder:
 
         for statement in statements:
             node, function = statement.node, statement.function
-            for score, how, keys, target in _ways(node, lambda n, f=function: is_it(n, f), match, holder.name):
+            for score, how, keys, target in _ways(
+                node, lambda n, f=function: is_it(n, f), match, holder.name
+            ):
                 score += self._of_attribute(holder, statement, target)
                 if holder.keys and keys:
                     wanted, given = holder.keys[: len(keys)], tuple(keys[: len(holder.keys)])
@@ -191,7 +217,9 @@ class Finder:
                 break
         return score
 
-    def _through_calls(self, file: File, statement: Statement, is_it: Any, holder: Holder, follow: int) -> Iterator[Store]:
+    def _through_calls(
+        self, file: File, statement: Statement, is_it: Any, holder: Holder, follow: int
+    ) -> Iterator[Store]:
         for node in expressions(statement.node):
             if not isinstance(node, ast.Call):
                 continue
@@ -202,8 +230,22 @@ class Finder:
                 if keyword.arg and is_it(stripped(keyword.value)[0], statement.function):
                     yield from self._in_callee(file, node.func, None, keyword.arg, holder, follow)
 
-    def _in_callee(self, file: File, called: Any, position: Optional[int], keyword: Optional[str], holder: Holder, follow: int) -> Iterator[Store]:
-        name = called.id if isinstance(called, ast.Name) else called.attr if isinstance(called, ast.Attribute) else None
+    def _in_callee(
+        self,
+        file: File,
+        called: Any,
+        position: Optional[int],
+        keyword: Optional[str],
+        holder: Holder,
+        follow: int,
+    ) -> Iterator[Store]:
+        name = (
+            called.id
+            if isinstance(called, ast.Name)
+            else called.attr
+            if isinstance(called, ast.Attribute)
+            else None
+        )
         if name is None or name in ADDERS:
             return
         seen = 0
@@ -213,20 +255,30 @@ class Finder:
                 is_init = node.name == "__init__" and cls == name
                 if node.name != name and not is_init:
                     continue
-                names = [argument.arg for argument in [*getattr(node.args, "posonlyargs", []), *node.args.args]]
+                names = [
+                    argument.arg for argument in [*getattr(node.args, "posonlyargs", []), *node.args.args]
+                ]
                 if cls is not None and names and names[0] in ("self", "cls"):
                     names = names[1:]
                 if position is not None:
                     parameter = names[position] if position < len(names) else None
                 else:
-                    parameter = keyword if keyword in names or any(k.arg == keyword for k in node.args.kwonlyargs) else None
+                    parameter = (
+                        keyword
+                        if keyword in names or any(k.arg == keyword for k in node.args.kwonlyargs)
+                        else None
+                    )
                 if parameter is None:
                     continue
                 seen += 1
                 inner = Holder("local", parameter, place, node.name, node.lineno, keys=holder.keys)
                 statements = [s for s in there.statements if _inside(s, node, there)]
                 for store in self._in(there, statements, finds(inner), inner, follow - 1):
-                    if store.how not in ("assign", "init", "again"):  # binding the parameter anew keeps nothing
+                    if store.how not in (
+                        "assign",
+                        "init",
+                        "again",
+                    ):  # binding the parameter anew keeps nothing
                         yield store._replace(score=store.score - 3)
             if seen:
                 return
@@ -237,13 +289,23 @@ def _inside(statement: Statement, function: Any, file: File) -> bool:
     inner = statement.function
     if inner is function:
         return True
-    return inner is not None and function is not None and function.lineno <= inner.lineno <= (function.end_lineno or 0)
+    return (
+        inner is not None
+        and function is not None
+        and function.lineno <= inner.lineno <= (function.end_lineno or 0)
+    )
 
 
 def _rebinds(function: Any, name: str, file: File) -> bool:
     """Whether a function has a local of its own with this name."""
     arguments = function.args
-    every = [*getattr(arguments, "posonlyargs", []), *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+    every = [
+        *getattr(arguments, "posonlyargs", []),
+        *arguments.args,
+        *arguments.kwonlyargs,
+        arguments.vararg,
+        arguments.kwarg,
+    ]
     if any(argument is not None and argument.arg == name for argument in every):
         return True
     bound = False
@@ -266,8 +328,16 @@ def _aliases(statements: List[Statement], match: Matcher) -> Dict[Tuple[Any, str
                     found[statement.function, target.id] = None
         elif isinstance(node, (ast.For, ast.AsyncFor)) and isinstance(node.iter, ast.Call):
             called = node.iter.func
-            if isinstance(called, ast.Attribute) and called.attr in ("values", "items") and match(stripped(called.value)[0]):
-                last = node.target.elts[-1] if isinstance(node.target, ast.Tuple) and node.target.elts else node.target
+            if (
+                isinstance(called, ast.Attribute)
+                and called.attr in ("values", "items")
+                and match(stripped(called.value)[0])
+            ):
+                last = (
+                    node.target.elts[-1]
+                    if isinstance(node.target, ast.Tuple) and node.target.elts
+                    else node.target
+                )
                 if isinstance(last, ast.Name):
                     found[statement.function, last.id] = None
     return found
@@ -279,7 +349,13 @@ def _ways(node: Any, is_it: Matcher, match: Matcher, name: str) -> Iterator[Tupl
         base, keys = stripped(node.target)
         if is_it(base):
             yield 100, "augment", keys, base
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) and node.value else []
+    targets = (
+        node.targets
+        if isinstance(node, ast.Assign)
+        else [node.target]
+        if isinstance(node, ast.AnnAssign) and node.value
+        else []
+    )
     for target in targets:
         for single, value in _pairs(target, node.value):
             base, keys = stripped(single)
@@ -287,7 +363,11 @@ def _ways(node: Any, is_it: Matcher, match: Matcher, name: str) -> Iterator[Tupl
                 continue
             if isinstance(single, ast.Subscript):
                 yield 90, "item", keys, base
-            elif any(match(part) for part in ast.walk(value) if isinstance(part, (ast.Name, ast.Attribute)) and part is not base):
+            elif any(
+                match(part)
+                for part in ast.walk(value)
+                if isinstance(part, (ast.Name, ast.Attribute)) and part is not base
+            ):
                 yield 95, "again", keys, base
             elif _empty(value):
                 yield 10, "init", keys, base
@@ -307,19 +387,43 @@ def _ways(node: Any, is_it: Matcher, match: Matcher, name: str) -> Iterator[Tupl
                 if is_it(base):
                     yield 60, "add", keys, base  # only makes the bucket
             elif called.attr in ADDERS and is_it(base):
-                yield (85 if called.attr in ("update", "record", "log", "store", "submit") else 90), "add", keys, base
+                yield (
+                    (85 if called.attr in ("update", "record", "log", "store", "submit") else 90),
+                    "add",
+                    keys,
+                    base,
+                )
             if called.attr == HOOKS.get(name):
                 yield 88, "add", [], called
-        function = called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
-        if function in ("heappush", "insort", "insort_left", "insort_right") and part.args and is_it(stripped(part.args[0])[0]):
+        function = (
+            called.attr
+            if isinstance(called, ast.Attribute)
+            else called.id
+            if isinstance(called, ast.Name)
+            else ""
+        )
+        if (
+            function in ("heappush", "insort", "insort_left", "insort_right")
+            and part.args
+            and is_it(stripped(part.args[0])[0])
+        ):
             yield 90, "add", [], part.args[0]
-        if function == "setattr" and len(part.args) == 3 and isinstance(part.args[1], ast.Constant) and part.args[1].value == name:
+        if (
+            function == "setattr"
+            and len(part.args) == 3
+            and isinstance(part.args[1], ast.Constant)
+            and part.args[1].value == name
+        ):
             yield 60, "assign", [], ast.Attribute(value=part.args[0], attr=name)
 
 
 def _pairs(target: Any, value: Any) -> Iterator[Tuple[Any, Any]]:
     if isinstance(target, (ast.Tuple, ast.List)):
-        values = value.elts if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts) else None
+        values = (
+            value.elts
+            if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts)
+            else None
+        )
         for position, item in enumerate(target.elts):
             inner = item.value if isinstance(item, ast.Starred) else item
             yield from _pairs(inner, values[position] if values else value)
@@ -363,7 +467,11 @@ def decorator_line(files: Files, function: Any) -> Optional[Tuple[File, int]]:
         if "cache" in text(decorator):
             return file, decorator.lineno
     for statement in file.statements:  # match = functools.lru_cache(None)(match)
-        if isinstance(statement.node, ast.Assign) and "cache" in text(statement.node.value) and node.name in text(statement.node.value):
+        if (
+            isinstance(statement.node, ast.Assign)
+            and "cache" in text(statement.node.value)
+            and node.name in text(statement.node.value)
+        ):
             return file, statement.line
     return file, node.lineno
 
@@ -383,9 +491,13 @@ def context_line(files: Files, forward_class: Any, attribute: str) -> Optional[T
                 if node is None or statement.function is not node:
                     continue
                 for part in expressions(statement.node):
-                    if isinstance(part, ast.Attribute) and part.attr == attribute and isinstance(part.ctx, ast.Store):
+                    if (
+                        isinstance(part, ast.Attribute)
+                        and part.attr == attribute
+                        and isinstance(part.ctx, ast.Store)
+                    ):
                         return file, statement.line
     return None
 
 
-__all__ = ["Finder", "Holder", "Store", "Functions", "context_line", "decorator_line"]
+__all__ = ["Finder", "Functions", "Holder", "Store", "context_line", "decorator_line"]

@@ -77,7 +77,15 @@ def find(objects: List[Any], blocks: Blocks, is_ours: Callable[[Any], bool]) -> 
             code = kinds.get(kind)
             if code is None:
                 bases = kind.__mro__
-                code = 1 if tensor_type in bases else 2 if optimizer_type in bases else 3 if module_type in bases else 0
+                code = (
+                    1
+                    if tensor_type in bases
+                    else 2
+                    if optimizer_type in bases
+                    else 3
+                    if module_type in bases
+                    else 0
+                )
                 if code == 1 and kind.__module__.startswith("torch._subclasses"):
                     code = 0
                 kinds[kind] = code

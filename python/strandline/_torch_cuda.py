@@ -39,7 +39,7 @@ class Installed:
         self.allocator = None  # torch's object: it must live as long as torch uses it
 
     def __repr__(self):
-        return "Installed(replaced=%r, patched=%r, limits=%r)" % (self.replaced, self.patched, self.limits)
+        return f"Installed(replaced={self.replaced!r}, patched={self.patched!r}, limits={self.limits!r})"
 
 
 _installed = None
@@ -160,12 +160,12 @@ def _swap(torch, library, result):
         function = getattr(allocator, setter, None)
         if function is None:
             # Memory would be reused under a running kernel or a captured graph: better not to start.
-            raise Unavailable("this torch's CUDAPluggableAllocator has no %s" % setter)
+            raise Unavailable(f"this torch's CUDAPluggableAllocator has no {setter}")
         function(_address(library, name))
     try:
         change(allocator)
     except RuntimeError as error:
-        raise Unavailable("torch refused to swap its allocator: %s" % error) from error
+        raise Unavailable(f"torch refused to swap its allocator: {error}") from error
     return allocator
 
 
@@ -180,8 +180,7 @@ def _replace_methods(torch, library, result):
     result.declined = dict(answer["declined"])
     if answer["error"]:
         result.limits.append(
-            "torch's own allocator methods stay in use (%s): allocations are slower by torch's wrapper."
-            % answer["error"]
+            "torch's own allocator methods stay in use ({}): allocations are slower by torch's wrapper.".format(answer["error"])
         )
 
 
@@ -198,7 +197,7 @@ def _note_methods(result):
     for method, loss in _LOST.items():
         if method not in result.replaced:
             reason = result.declined.get(method, "torch's methods could not be replaced")
-            result.limits.append("%s: %s (%s)." % (loss, reason, method))
+            result.limits.append(f"{loss}: {reason} ({method}).")
 
 
 # ---- torch._C functions ---------------------------------------------------------------------------------
@@ -255,7 +254,7 @@ def _patch_snapshot(torch, library, result):
     """`torch.cuda.memory_snapshot`, `memory._snapshot`, `_dump_snapshot`, `MemPool.snapshot`."""
 
     def snapshot(pool=None):
-        first, second, traces = (tuple(pool) + (True,))[:3] if pool is not None else (0, 0, True)
+        first, second, traces = ((*tuple(pool), True))[:3] if pool is not None else (0, 0, True)
         answer = _json(library, library.strandline_torch_snapshot(first, second, int(bool(traces))))
         for segment in answer["segments"]:
             segment["segment_pool_id"] = tuple(segment["segment_pool_id"])
@@ -360,7 +359,9 @@ def _patch_accelerator(torch, library, result):
     statistics = _statistics(torch, library)
     for name, function in {
         "_accelerator_getDeviceStats": lambda device=None: statistics(current(device)),
-        "_accelerator_resetPeakStats": lambda device=None: library.strandline_torch_reset_peak(current(device)),
+        "_accelerator_resetPeakStats": lambda device=None: library.strandline_torch_reset_peak(
+            current(device)
+        ),
         "_accelerator_resetAccumulatedStats": lambda device=None: library.strandline_torch_reset_accumulated(
             current(device)
         ),
@@ -377,7 +378,7 @@ def _patch_settings(torch, result):
     def warned(original, what):
         def function(*arguments, **keywords):
             warnings.warn(
-                "%s has no effect: strandline's heap is the CUDA allocator of this process" % what,
+                f"{what} has no effect: strandline's heap is the CUDA allocator of this process",
                 RuntimeWarning,
                 stacklevel=3,
             )
@@ -400,8 +401,8 @@ def _patch_sharing(torch, result):
     if "shareIpcHandle" in result.replaced and "getIpcDevPtr" in result.replaced:
         return
     reason = (
-        "strandline cannot share CUDA tensors between processes with this torch (%s does not ask the allocator "
-        "for a handle); share a CPU copy, or run with --mode observer" % torch.__version__
+        f"strandline cannot share CUDA tensors between processes with this torch ({torch.__version__} does not ask the allocator "
+        "for a handle); share a CPU copy, or run with --mode observer"
     )
 
     def share(self, *_):

@@ -19,7 +19,9 @@ def said(place: str) -> None:
             return
         _said.add(place)
         kind, value, where = sys.exc_info()
-        sys.stderr.write(f"strandline: fault in {place}, left out from now on: {kind.__name__ if kind else ''}: {value}\n")
+        sys.stderr.write(
+            f"strandline: fault in {place}, left out from now on: {kind.__name__ if kind else ''}: {value}\n"
+        )
         if os.environ.get("STRANDLINE_DEBUG"):
             traceback.print_exception(kind, value, where)
     except BaseException:

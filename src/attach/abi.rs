@@ -15,7 +15,9 @@ pub mod bindings {
     include!("bindings.rs");
 }
 
-use bindings::{STRANDLINE_EINACTIVE, STRANDLINE_EINTERNAL, STRANDLINE_EINVAL, STRANDLINE_EIO, STRANDLINE_ENOENT};
+use bindings::{
+    STRANDLINE_EINACTIVE, STRANDLINE_EINTERNAL, STRANDLINE_EINVAL, STRANDLINE_EIO, STRANDLINE_ENOENT,
+};
 
 /// Runs `f`; a panic becomes `fault`, said once.
 pub(super) fn guarded<T>(fault: T, f: impl FnOnce() -> T) -> T {
@@ -194,7 +196,8 @@ const _: () = {
     use bindings as header;
     let _ = [header::strandline_abi_version as unsafe extern "C" fn() -> u32, strandline_abi_version];
     let _ = [header::strandline_version as unsafe extern "C" fn() -> *const c_char, strandline_version];
-    let _ = [header::strandline_start as unsafe extern "C" fn(c_int, *const c_char) -> c_int, strandline_start];
+    let _ =
+        [header::strandline_start as unsafe extern "C" fn(c_int, *const c_char) -> c_int, strandline_start];
     let _ = [header::strandline_mode as unsafe extern "C" fn() -> c_int, strandline_mode];
     let _ = [header::strandline_step as unsafe extern "C" fn() -> c_int, strandline_step];
     let _ = [header::strandline_epoch as unsafe extern "C" fn() -> c_int, strandline_epoch];
@@ -203,11 +206,14 @@ const _: () = {
         header::strandline_candidates as unsafe extern "C" fn(*mut c_char, usize) -> usize,
         strandline_candidates,
     ];
-    let _ = [header::strandline_explain as unsafe extern "C" fn(u64, *const c_char) -> c_int, strandline_explain];
+    let _ =
+        [header::strandline_explain as unsafe extern "C" fn(u64, *const c_char) -> c_int, strandline_explain];
     let _ = [header::strandline_report as unsafe extern "C" fn(*const c_char) -> c_int, strandline_report];
     let _ = [header::strandline_finish as unsafe extern "C" fn() -> c_int, strandline_finish];
-    let _ =
-        [header::strandline_stats as unsafe extern "C" fn(c_int, *mut c_char, usize) -> usize, strandline_stats];
+    let _ = [
+        header::strandline_stats as unsafe extern "C" fn(c_int, *mut c_char, usize) -> usize,
+        strandline_stats,
+    ];
     let _ = [
         header::strandline_python_source as unsafe extern "C" fn(*const c_char) -> *const c_char,
         strandline_python_source,

@@ -11,7 +11,9 @@ pub fn guard() {
         // SAFETY: the handler only stores to atomics and is never unloaded (the library stays mapped).
         let rc = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         if rc != 0 {
-            super::say(format_args!("pthread_atfork failed ({rc}): forked children are told apart by their pid"));
+            super::say(format_args!(
+                "pthread_atfork failed ({rc}): forked children are told apart by their pid"
+            ));
         }
     });
 }

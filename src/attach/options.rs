@@ -116,7 +116,10 @@ pub fn rank_and_world() -> (i32, i32) {
 /// The command line of this process as the kernel knows it.
 pub fn command_line() -> Vec<String> {
     let raw = std::fs::read("/proc/self/cmdline").unwrap_or_default();
-    raw.split(|b| *b == 0).filter(|a| !a.is_empty()).map(|a| String::from_utf8_lossy(a).into_owned()).collect()
+    raw.split(|b| *b == 0)
+        .filter(|a| !a.is_empty())
+        .map(|a| String::from_utf8_lossy(a).into_owned())
+        .collect()
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! boundary; nothing is said on stdout; a folder that cannot be written is said once; the end is told once.
 
 use super::options::{self, Options};
-use super::process::{State, Stacks};
+use super::process::{Stacks, State};
 use super::{say, say_once};
 use crate::report::{self, DevicePart, DeviceView, Run};
 use parking_lot::Mutex;
@@ -77,7 +77,11 @@ fn is_the_job() -> bool {
 fn colour() -> report::text::Colour {
     use std::io::IsTerminal;
     let plain = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
-    if !plain && std::io::stderr().is_terminal() { report::text::Colour::Always } else { report::text::Colour::Never }
+    if !plain && std::io::stderr().is_terminal() {
+        report::text::Colour::Always
+    } else {
+        report::text::Colour::Never
+    }
 }
 
 impl State {
@@ -160,7 +164,10 @@ impl State {
             let view = DeviceView::of(&books.accounts, &wanted);
             let stats = books.heap.stats();
             drop(books);
-            parts.push(DevicePart { view, stats: stats.flat().into_iter().map(|(k, v)| (k, v.into())).collect() });
+            parts.push(DevicePart {
+                view,
+                stats: stats.flat().into_iter().map(|(k, v)| (k, v.into())).collect(),
+            });
         }
         let run = Run {
             command: self.command.clone(),
@@ -169,7 +176,10 @@ impl State {
             world_size: self.outcome.rank.1.into(),
             mode: self.mode().word().into(),
             written: why.word().into(),
-            time: std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).ok().map(|d| d.as_secs()),
+            time: std::time::SystemTime::now()
+                .duration_since(std::time::UNIX_EPOCH)
+                .ok()
+                .map(|d| d.as_secs()),
             ..Run::default()
         };
         let judge = self.judge.lock();

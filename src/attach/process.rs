@@ -88,7 +88,9 @@ pub fn start(mode: i32, told: Option<&str>) -> Result<(), ()> {
     let told: Told = match told.map(serde_json::from_str).transpose() {
         Ok(told) => told.unwrap_or_default(),
         Err(error) => {
-            say(format_args!("strandline_start: the options are not the JSON object of strandline.h: {error}"));
+            say(format_args!(
+                "strandline_start: the options are not the JSON object of strandline.h: {error}"
+            ));
             return Err(());
         }
     };
@@ -282,12 +284,16 @@ impl State {
         if taken.is_empty() {
             return "[]".into();
         }
-        ledger::wire::candidates_to_json(&taken, ended, &Stacks, &mut |device, site| self.blocks_of(device, site))
+        ledger::wire::candidates_to_json(&taken, ended, &Stacks, &mut |device, site| {
+            self.blocks_of(device, site)
+        })
     }
 
     fn blocks_of(&self, device: i32, site: u32) -> Vec<LiveBlock> {
         match &self.host {
-            Some(host) if device == HOST => host.books().map(|books| books.blocks_of(site)).unwrap_or_default(),
+            Some(host) if device == HOST => {
+                host.books().map(|books| books.blocks_of(site)).unwrap_or_default()
+            }
             _ => Vec::new(),
         }
     }

@@ -34,7 +34,8 @@ pub(super) fn seen(path: &[u8]) {
     if !is_torch_extension(path) || BEGUN.load(Ordering::Relaxed) || !first_copy() {
         return;
     }
-    if std::env::var_os("STRANDLINE_MODE").is_some_and(|mode| mode == "off") || super::process::is_detached() {
+    if std::env::var_os("STRANDLINE_MODE").is_some_and(|mode| mode == "off") || super::process::is_detached()
+    {
         return;
     }
     if !BEGUN.swap(true, Ordering::SeqCst) {
@@ -44,7 +45,8 @@ pub(super) fn seen(path: &[u8]) {
 
 /// Whether this is the copy of the library that serves the process (a job may be preloaded twice).
 pub(super) fn first_copy() -> bool {
-    symbol(c"strandline_abi_version").is_none_or(|at| at as usize == super::abi::strandline_abi_version as *const () as usize)
+    symbol(c"strandline_abi_version")
+        .is_none_or(|at| at as usize == super::abi::strandline_abi_version as *const () as usize)
 }
 
 fn run() {

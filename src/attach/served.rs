@@ -103,7 +103,8 @@ impl<D: Driver> Books<D> {
     /// Now and then, gives memory back that the last steps did not need: a cache over host memory must not
     /// keep from the rest of the job what torch once needed.
     pub fn trim_idle(&mut self, ended: u32, allocated: u64, reserved: u64) {
-        self.recent_peak = self.recent_peak.max(self.heap.stats().allocated_bytes.all.peak.min(reserved)).max(allocated);
+        self.recent_peak =
+            self.recent_peak.max(self.heap.stats().allocated_bytes.all.peak.min(reserved)).max(allocated);
         if ended % TRIM_EVERY != TRIM_EVERY - 1 {
             return;
         }

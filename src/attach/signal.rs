@@ -116,7 +116,8 @@ fn spawn(pipe: i32) -> Result<(), String> {
         libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut old);
         old
     };
-    let thread = std::thread::Builder::new().name("strandline".into()).stack_size(1 << 20).spawn(move || serve(pipe));
+    let thread =
+        std::thread::Builder::new().name("strandline".into()).stack_size(1 << 20).spawn(move || serve(pipe));
     // SAFETY: the mask saved above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &old, std::ptr::null_mut()) };
     thread.map(drop).map_err(|e| format!("no thread could be started ({e}), so no report on a signal"))

@@ -133,6 +133,7 @@ def case_out_of_memory():
     assert "\u2713" in str(error)
     assert told == [(0, 2 << 30, 1 << 30, 1 << 30)], told
     raises(torch.OutOfMemoryError, "out of memory", lambda: torch.cuda.caching_allocator_alloc(2 << 30))
+
     # In the autograd thread of the device.
     class Big(torch.autograd.Function):
         @staticmethod
@@ -249,7 +250,9 @@ def case_pools():
     del pool
     assert "release_pool 0 PoolId(%d, %d)" % identifier in log()
     raises(RuntimeError, "use_on_oom", lambda: torch.cuda.MemPool(use_on_oom=True))
-    plain = torch.cuda.memory.CUDAPluggableAllocator(LIBRARY, "strandline_torch_malloc", "strandline_torch_free")
+    plain = torch.cuda.memory.CUDAPluggableAllocator(
+        LIBRARY, "strandline_torch_malloc", "strandline_torch_free"
+    )
     raises(RuntimeError, "another allocator", lambda: torch.cuda.MemPool(plain.allocator()))
 
 

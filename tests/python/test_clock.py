@@ -130,7 +130,13 @@ def run(source, **env):
         def loss(): return model(torch.randn(2, 4)).sum()
     """
     text = textwrap.dedent(head) + textwrap.dedent(source) + "\nprint(library.steps, library.epochs)\n"
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1", **env}, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", text],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr
     assert "strandline:" not in done.stderr, done.stderr
     return [int(word) for word in done.stdout.split()[-2:]]
@@ -139,9 +145,21 @@ def run(source, **env):
 @pytest.mark.parametrize(
     "source, steps, epochs",
     [
-        ("opt = torch.optim.SGD(model.parameters(), 0.1)\nfor _ in range(7): loss().backward(); opt.step(); opt.zero_grad()", 7, 0),
-        ("opt = torch.optim.LBFGS(model.parameters(), max_iter=3)\ndef f(): opt.zero_grad(); l = loss() ** 2; l.backward(); return l\nfor _ in range(4): opt.step(f)", 4, 0),
-        ("for _ in range(7):\n  loss().backward()\n  with torch.no_grad():\n    for p in model.parameters(): p -= 0.1 * p.grad; p.grad = None", 6, 0),
+        (
+            "opt = torch.optim.SGD(model.parameters(), 0.1)\nfor _ in range(7): loss().backward(); opt.step(); opt.zero_grad()",
+            7,
+            0,
+        ),
+        (
+            "opt = torch.optim.LBFGS(model.parameters(), max_iter=3)\ndef f(): opt.zero_grad(); l = loss() ** 2; l.backward(); return l\nfor _ in range(4): opt.step(f)",
+            4,
+            0,
+        ),
+        (
+            "for _ in range(7):\n  loss().backward()\n  with torch.no_grad():\n    for p in model.parameters(): p -= 0.1 * p.grad; p.grad = None",
+            6,
+            0,
+        ),
         ("model.eval()\nwith torch.inference_mode():\n  for _ in range(60): model(torch.randn(2, 4))", 51, 0),
         (
             "opt = torch.optim.AdamW(model.parameters())\nd = torch.utils.data.DataLoader(torch.randn(12, 4), 4)\nfor e in range(4):\n  model.train()\n"
@@ -149,9 +167,21 @@ def run(source, **env):
             12,
             3,
         ),
-        ("opt = torch.optim.SGD(model.parameters(), 0.1)\nfor e in range(4):\n  model.train()\n  for _ in range(3): loss().backward(); opt.step()\n  model.eval(); loss()", 12, 3),
-        ("opt = torch.optim.SGD(model.parameters(), 0.1)\nteacher = torch.nn.Linear(2, 2)\nfor e in range(6):\n  teacher.eval(); loss().backward(); opt.step()", 6, 0),
-        ("import strandline\nfor _ in range(5): strandline.step()\nstrandline.epoch()\nwith strandline.phase('validation'): assert library.now == 4\nassert library.now == 0", 5, 1),
+        (
+            "opt = torch.optim.SGD(model.parameters(), 0.1)\nfor e in range(4):\n  model.train()\n  for _ in range(3): loss().backward(); opt.step()\n  model.eval(); loss()",
+            12,
+            3,
+        ),
+        (
+            "opt = torch.optim.SGD(model.parameters(), 0.1)\nteacher = torch.nn.Linear(2, 2)\nfor e in range(6):\n  teacher.eval(); loss().backward(); opt.step()",
+            6,
+            0,
+        ),
+        (
+            "import strandline\nfor _ in range(5): strandline.step()\nstrandline.epoch()\nwith strandline.phase('validation'): assert library.now == 4\nassert library.now == 0",
+            5,
+            1,
+        ),
     ],
     ids=["sgd", "lbfgs", "by hand sgd", "server", "loaders", "toggles", "teacher", "public functions"],
 )
@@ -231,8 +261,9 @@ def test_compiled_code_has_no_graph_break():
         torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
     except Exception:
         pytest.skip("torch.compile does not work here")
-    assert run(
-        """
+    assert (
+        run(
+            """
         opt = torch.optim.SGD(model.parameters(), 0.1)
         whole = torch.compile(model, backend="eager", fullgraph=True)
         for _ in range(4):
@@ -240,17 +271,22 @@ def test_compiled_code_has_no_graph_break():
         stepping = torch.compile(lambda: opt.step(), backend="eager")
         whole(torch.randn(2, 4)).sum().backward(); stepping()
         """
-    )[0] >= 4
+        )[0]
+        >= 4
+    )
 
 
 def test_server_hooks_do_not_break_graphs():
-    assert run(
-        """
+    assert (
+        run(
+            """
         whole = torch.compile(model, backend="eager", fullgraph=True)
         with torch.no_grad():
             for _ in range(60): whole(torch.randn(2, 4))
         """
-    )[0] >= 40
+        )[0]
+        >= 40
+    )
 
 
 def test_without_the_library():

@@ -23,7 +23,14 @@ def explain(source, path, name):
         step[0] += 1
 
     def ask():
-        candidate = {"id": 1, "device": -1, "live_bytes": sum(b["size"] for b in blocks), "live_blocks": len(blocks), "stack": [], "blocks": pick(blocks)}
+        candidate = {
+            "id": 1,
+            "device": -1,
+            "live_bytes": sum(b["size"] for b in blocks),
+            "live_blocks": len(blocks),
+            "stack": [],
+            "blocks": pick(blocks),
+        }
         answers.append(_explain.Explainer._search([candidate], __import__("time").perf_counter()).get(1))
 
     module = types.ModuleType("user_program")
@@ -87,7 +94,9 @@ def test_pattern(name, tmp_path):
 
 def test_nothing_is_kept(tmp_path):
     """What the search has seen dies as soon as the program lets go of it."""
-    source = HEAD + PATTERNS["exceptions kept"]["source"].replace("feats = x * 2;", "feats = x * 2; seen.append(weakref.ref(feats));").replace("def main", "seen = []\ndef main")
+    source = HEAD + PATTERNS["exceptions kept"]["source"].replace(
+        "feats = x * 2;", "feats = x * 2; seen.append(weakref.ref(feats));"
+    ).replace("def main", "seen = []\ndef main")
     _, module = explain(source, tmp_path / "train.py", "kept")
     gc.collect()  # main's frame, its list and the exceptions in it are a cycle of the program's own
     assert len(module.seen) == 12 and not any(known() is not None for known in module.seen)
@@ -95,7 +104,9 @@ def test_nothing_is_kept(tmp_path):
 
 def test_locals_are_not_pinned(tmp_path):
     """Reading a running frame's locals leaves no snapshot behind in the frame."""
-    source = HEAD + """
+    source = (
+        HEAD
+        + """
 def main():
     out = []
     bag = []
@@ -108,6 +119,7 @@ def main():
     return known() is None
 freed = main()
 """
+    )
     _, module = explain(source, tmp_path / "train.py", "snapshot")
     assert module.freed
 
@@ -119,6 +131,9 @@ def test_collector_is_left_as_it_was(tmp_path):
 
 
 def test_users_locals_dict_is_left_alone(tmp_path):
-    source = HEAD + "def main():\n    a = torch.randn(4); note(a); tick()\n    mine = locals()\n    ask()\n    return sorted(k for k in mine if k == 'a')\nkeys = main()"
+    source = (
+        HEAD
+        + "def main():\n    a = torch.randn(4); note(a); tick()\n    mine = locals()\n    ask()\n    return sorted(k for k in mine if k == 'a')\nkeys = main()"
+    )
     _, module = explain(source, tmp_path / "train.py", "locals")
     assert module.keys == ["a"]

@@ -26,10 +26,17 @@ impl Demo {
     /// Writes the job beside its reports and runs it.
     pub fn run(self) -> Result<ExitCode, String> {
         let Some(python) = paths::program(&self.python) else {
-            eprintln!("strandline: {}: command not found; name a Python with --python", self.python.display());
+            eprintln!(
+                "strandline: {}: command not found; name a Python with --python",
+                self.python.display()
+            );
             return Ok(ExitCode::from(code::NOT_FOUND));
         };
-        let torch = Command::new(&python).args(["-c", "import torch"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        let torch = Command::new(&python)
+            .args(["-c", "import torch"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status();
         if !torch.is_ok_and(|status| status.success()) {
             return Err(format!(
                 "{} cannot import torch; install it there (pip install torch) or name another with --python",

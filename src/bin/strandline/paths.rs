@@ -10,12 +10,18 @@ pub fn library() -> Result<PathBuf, String> {
         let path = PathBuf::from(given);
         return match path.canonicalize() {
             Ok(path) if path.is_file() => Ok(path),
-            _ => Err(format!("STRANDLINE_LIB={} is not a file; name the {LIBRARY} that was built", path.display())),
+            _ => Err(format!(
+                "STRANDLINE_LIB={} is not a file; name the {LIBRARY} that was built",
+                path.display()
+            )),
         };
     }
-    let me = std::env::current_exe().and_then(|p| p.canonicalize()).map_err(|e| format!("cannot find myself: {e}"))?;
+    let me = std::env::current_exe()
+        .and_then(|p| p.canonicalize())
+        .map_err(|e| format!("cannot find myself: {e}"))?;
     let folder = me.parent().unwrap_or(Path::new("/"));
-    let places = [folder.join(LIBRARY), folder.join("../lib").join(LIBRARY), folder.join("deps").join(LIBRARY)];
+    let places =
+        [folder.join(LIBRARY), folder.join("../lib").join(LIBRARY), folder.join("deps").join(LIBRARY)];
     places.iter().find_map(|p| p.canonicalize().ok().filter(|p| p.is_file())).ok_or_else(|| {
         format!(
             "{LIBRARY} is neither beside {} nor in ../lib; build it (cargo build --release) or name it in STRANDLINE_LIB",

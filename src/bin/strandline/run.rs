@@ -81,9 +81,8 @@ impl Run {
             return Ok(ExitCode::from(128u8.saturating_add(signal as u8)));
         }
         match status.code() {
-            Some(0) => report::leaked_since(&out, began).map(|leaked| {
-                if leaked { ExitCode::from(code::LEAK) } else { ExitCode::SUCCESS }
-            }),
+            Some(0) => report::leaked_since(&out, began)
+                .map(|leaked| if leaked { ExitCode::from(code::LEAK) } else { ExitCode::SUCCESS }),
             other => Ok(ExitCode::from(other.unwrap_or(1) as u8)),
         }
     }
@@ -108,7 +107,11 @@ fn preload(library: &std::path::Path) -> Result<OsString, String> {
 
 fn could_not_start(name: &std::ffi::OsStr, error: &std::io::Error) -> ExitCode {
     eprintln!("strandline: {}: {error}", name.to_string_lossy());
-    ExitCode::from(if error.kind() == std::io::ErrorKind::NotFound { code::NOT_FOUND } else { code::NOT_EXECUTABLE })
+    ExitCode::from(if error.kind() == std::io::ErrorKind::NotFound {
+        code::NOT_FOUND
+    } else {
+        code::NOT_EXECUTABLE
+    })
 }
 
 /// Runs the job as a child and passes terminating signals on to it.

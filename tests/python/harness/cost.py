@@ -1,6 +1,6 @@
 """Prints what the Python side costs: the hooks of one step, and one search among a million objects.
 
-    cost.py [OBJECTS]
+cost.py [OBJECTS]
 """
 
 import gc
@@ -8,7 +8,10 @@ import pathlib
 import sys
 import time
 
-sys.path[:0] = [str(pathlib.Path(__file__).resolve().parents[3] / "python"), str(pathlib.Path(__file__).resolve().parents[1])]
+sys.path[:0] = [
+    str(pathlib.Path(__file__).resolve().parents[3] / "python"),
+    str(pathlib.Path(__file__).resolve().parents[1]),
+]
 import torch
 from conftest import FakeLibrary
 from strandline import _boot, _explain, _library
@@ -30,7 +33,10 @@ def step_cost():
         library.phases = type("Drop", (), {"append": lambda self, x: None})()
     assert _boot.start("host", library=library)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
-    (before,), (after,) = module._global_optimizer_pre_hooks.values(), module._global_optimizer_post_hooks.values()
+    (before,), (after,) = (
+        module._global_optimizer_pre_hooks.values(),
+        module._global_optimizer_post_hooks.values(),
+    )
     backward = torch.autograd.backward
 
     def ours():
@@ -51,7 +57,11 @@ def step_cost():
             rounds.append((time.thread_time() - began) / 5000 * 1e6)
         cost[function] = rounds
     low, middle = min(cost[ours]) - min(cost[theirs]), sorted(cost[ours])[7] - sorted(cost[theirs])[7]
-    kind = "stand-in written in Python" if isinstance(library, FakeLibrary) else "preloaded library, ctypes calls"
+    kind = (
+        "stand-in written in Python"
+        if isinstance(library, FakeLibrary)
+        else "preloaded library, ctypes calls"
+    )
     print(f"hooks of one step, CPU time ({kind}): least {low:.2f} µs, median {middle:.2f} µs of 15 rounds")
 
 
@@ -72,7 +82,17 @@ def search_cost(count):
         history["loss"].append(tensor)
         blocks.append({"address": tensor.untyped_storage().data_ptr(), "size": 32, "step": step})
         del tensor
-    candidates = [{"id": n, "device": -1, "live_bytes": 1, "live_blocks": 1000, "stack": [], "blocks": blocks[n * 16 : n * 16 + 16]} for n in range(20)]
+    candidates = [
+        {
+            "id": n,
+            "device": -1,
+            "live_bytes": 1,
+            "live_blocks": 1000,
+            "stack": [],
+            "blocks": blocks[n * 16 : n * 16 + 16],
+        }
+        for n in range(20)
+    ]
     wall, spent = time.perf_counter(), time.process_time()
     answers = _explain.Explainer._search(candidates, wall)
     print(
