@@ -5,6 +5,8 @@ Invariant: `start` may be called at any time, more than once, with or without to
 """
 
 import atexit
+import ctypes
+import glob
 import os
 import sys
 import sysconfig
@@ -34,10 +36,13 @@ def start(
         if options is None and _is_worker():
             return _when_it_trains(mode)
         if library.mode() <= 0:
-            code = library.start(_mode(mode), {"library_roots": _library_roots(), **(options or {})})
+            number = _mode(mode)
+            code = library.start(number, {"library_roots": _library_roots(), **(options or {})})
             if code < 0:
                 sys.stderr.write(f"strandline: cannot start in mode {mode}: error {code}\n")
                 return False
+            if number in (_library.MODES["heap"], _library.MODES["observer"]):
+                _take_gpu(library, number)
         if _clock is None:
             from ._explain import Explainer
 
@@ -114,7 +119,33 @@ def _mode(mode: Union[str, int]) -> int:
         return mode
     if mode != "auto":
         return _library.MODES[mode]
-    return _library.MODES["host"]
+    return _library.MODES["heap" if _has_gpu() else "host"]
+
+
+def _has_gpu() -> bool:
+    """Whether torch will find a GPU. Asks the file system: asking CUDA would spoil a later fork."""
+    torch = sys.modules.get("torch")
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
+    if torch is None or torch.version.cuda is None or hidden:
+        return False
+    return bool(glob.glob("/dev/nvidia[0-9]*")) or os.path.exists("/dev/dxg")
+
+
+def _take_gpu(library: Any, mode: int) -> None:
+    """Makes strandline's heap torch's CUDA allocator, or watches torch's own."""
+    from . import _torch_cuda
+
+    functions = ctypes.CDLL(library.path)
+    if mode == _library.MODES["heap"]:
+        try:
+            _torch_cuda.install(functions)
+        except _torch_cuda.Unavailable as reason:
+            sys.stderr.write(f"strandline: {reason}; torch keeps its allocator and strandline watches it\n")
+            mode = _library.MODES["observer"]
+            library.start(mode, None)
+    if mode == _library.MODES["observer"]:
+        _torch_cuda.observe(functions)
+    _torch_cuda.link_backward(functions)
 
 
 def _sleep() -> None:

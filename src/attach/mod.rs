@@ -7,6 +7,8 @@
 //! | [`python_boot`] | runs the Python side when `import torch` is seen |
 //! | [`process`] | the one state of a process: heaps, ledgers, clock, judge |
 //! | [`served`] | one device: its heap and its ledger under one lock |
+//! | [`gpu`] | the GPUs: torch's questions answered from heaps and ledgers |
+//! | [`watched`] | one device whose blocks torch's own allocator hands out |
 //! | [`outcome`] | what is told and written: new findings, reports, the end of the run |
 //! | [`abi`] | the C ABI of `include/strandline.h` |
 //! | [`torch`] | what torch asks of its CUDA allocator |
@@ -19,6 +21,7 @@
 
 pub mod abi;
 pub mod fork;
+pub mod gpu;
 pub mod launch;
 pub mod options;
 pub mod outcome;
@@ -28,6 +31,7 @@ pub mod python_boot;
 pub mod served;
 pub mod signal;
 pub mod torch;
+pub mod watched;
 
 use std::fmt::Arguments;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -44,4 +48,11 @@ pub fn say_once(said: &AtomicBool, line: Arguments<'_>) {
     if !said.swap(true, Ordering::Relaxed) {
         say(line);
     }
+}
+
+/// A block could not be taken back. Said once; the block stays where it is.
+#[cold]
+fn fault_of_a_free(error: crate::heap::HeapError) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    say_once(&SAID, format_args!("a free could not be done: {error}"));
 }

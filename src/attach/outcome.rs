@@ -3,9 +3,13 @@
 //! Must not know how events arise. Invariants: a report is one consistent judgement of the last step
 //! boundary; nothing is said on stdout; a folder that cannot be written is said once; the end is told once.
 
+use super::gpu::Gpus;
 use super::options::{self, Options};
 use super::process::{Stacks, State};
+use super::served::Served;
 use super::{say, say_once};
+use crate::driver::Driver;
+use crate::ledger;
 use crate::report::{self, DevicePart, DeviceView, Run};
 use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
@@ -34,6 +38,8 @@ pub enum Reason {
     Asked,
     /// A finding was called.
     Finding,
+    /// The device's memory is used up.
+    OutOfMemory,
 }
 
 impl Reason {
@@ -42,6 +48,7 @@ impl Reason {
             Reason::Exit => "exit",
             Reason::Asked => "asked",
             Reason::Finding => "finding",
+            Reason::OutOfMemory => "out of memory",
         }
     }
 }
@@ -96,7 +103,7 @@ impl State {
                 let judge = self.judge.lock();
                 fresh
                     .iter()
-                    .map(|found| report::describe::finding(&judge, found, &Stacks, &self.clock))
+                    .map(|found| report::describe::finding(&judge, found, &Stacks, self.clock))
                     .map(|finding| report::text::finding(&finding, self.outcome.colour))
                     .collect()
             };
@@ -137,7 +144,46 @@ impl State {
     }
 
     fn blocks_served(&self) -> u64 {
-        self.host.as_ref().and_then(|host| host.stats()).map_or(0, |stats| stats.allocation.all.allocated)
+        let host = self.host.as_ref().and_then(Served::stats);
+        let gpus = self.gpus.into_iter().flat_map(Gpus::open).filter_map(Served::stats);
+        host.into_iter().chain(gpus).map(|stats| stats.allocation.all.allocated).sum()
+    }
+
+    /// For the message of an out-of-memory error: the findings, and who has most of the device's memory. The
+    /// report is written as well, since the job may not live to write another.
+    pub(super) fn who_has_the_memory(&self, device: i32) -> String {
+        let report = self.assemble(Reason::OutOfMemory);
+        let mut text = String::new();
+        let here = |at: &Option<ledger::Frame>| {
+            at.as_ref().map_or("an unknown place".to_owned(), |f| format!("{}:{} in {}", f.file, f.line, f.function))
+        };
+        for finding in report.findings.iter().filter(|f| f.device == i64::from(device)).take(3) {
+            text += &format!(
+                "\nstrandline: {} leak, {} allocated at {}",
+                finding.class.name(),
+                torch_size(finding.live_bytes),
+                here(&finding.allocated_at)
+            );
+            if let Some(kept) = &finding.kept_at {
+                text += &format!(", kept alive at {}:{} ({})", kept.file, kept.line, kept.code);
+            }
+            text.push('.');
+        }
+        let mut sites: Vec<_> = report.sites.iter().filter(|site| site.device == i64::from(device)).collect();
+        sites.sort_by_key(|site| std::cmp::Reverse(site.live_bytes));
+        if !sites.is_empty() {
+            text += "\nMost of the memory at the last step, by the line that allocated it:";
+        }
+        for site in sites.iter().take(5) {
+            text += &format!(
+                "\n  {:>12} in {} blocks  {}",
+                torch_size(site.live_bytes),
+                site.live_blocks,
+                here(&site.allocated_at)
+            );
+        }
+        self.write(Reason::OutOfMemory, None);
+        text
     }
 
     fn write(&self, why: Reason, folder: Option<&Path>) -> bool {
@@ -158,16 +204,18 @@ impl State {
     }
 
     fn assemble(&self, why: Reason) -> report::Report {
-        let wanted = self.judge.lock().wanted(super::process::HOST);
+        let wanted = |device| self.judge.lock().wanted(device);
         let mut parts = Vec::new();
-        if let Some(books) = self.host.as_ref().and_then(|host| host.books()) {
-            let view = DeviceView::of(&books.accounts, &wanted);
-            let stats = books.heap.stats();
-            drop(books);
-            parts.push(DevicePart {
-                view,
-                stats: stats.flat().into_iter().map(|(k, v)| (k, v.into())).collect(),
-            });
+        if let Some(host) = &self.host {
+            parts.extend(part_of(host, &wanted(super::process::HOST)));
+        }
+        for served in self.gpus.into_iter().flat_map(Gpus::open) {
+            parts.extend(part_of(served, &wanted(served.device())));
+        }
+        for watched in self.gpus.into_iter().flat_map(Gpus::seen) {
+            let wanted = wanted(watched.device());
+            let view = watched.notes().map(|notes| DeviceView::of(&notes.accounts, &wanted));
+            parts.extend(view.map(|view| DevicePart { view, stats: serde_json::Map::new() }));
         }
         let run = Run {
             command: self.command.clone(),
@@ -183,7 +231,27 @@ impl State {
             ..Run::default()
         };
         let judge = self.judge.lock();
-        report::assemble(run, parts, &judge, &self.clock, &Stacks)
+        report::assemble(run, parts, &judge, self.clock, &Stacks)
+    }
+}
+
+/// A device that is served, copied for a report. The lock is held for the copy only.
+fn part_of<D: Driver>(served: &Served<D>, wanted: &[u32]) -> Option<DevicePart> {
+    let books = served.books()?;
+    let view = DeviceView::of(&books.accounts, wanted);
+    let stats = books.heap.stats();
+    drop(books);
+    Some(DevicePart { view, stats: stats.flat().into_iter().map(|(key, value)| (key, value.into())).collect() })
+}
+
+/// Bytes as torch's own out-of-memory message shows them.
+pub fn torch_size(bytes: u64) -> String {
+    let b = bytes as f64;
+    match bytes {
+        0..1024 => format!("{bytes} bytes"),
+        1024..0x10_0000 => format!("{:.2} KiB", b / 1024.0),
+        0x10_0000..0x4000_0000 => format!("{:.2} MiB", b / 1048576.0),
+        _ => format!("{:.2} GiB", b / 1073741824.0),
     }
 }
 

@@ -4,9 +4,11 @@
 //! held while a stack is captured, while Python runs or while a file is written; in a forked child nothing
 //! but a look at an address range is done. Locks are taken in the order device, judge.
 
+use super::gpu::Gpus;
 use super::options::{self, Mode, Options};
 use super::outcome::Outcome;
 use super::served::Served;
+use super::watched::Watched;
 use super::{fork, python_boot, say, say_once, signal};
 use crate::driver::Stream;
 use crate::driver::host::HostDriver;
@@ -31,12 +33,13 @@ static OWNER: AtomicI32 = AtomicI32::new(0);
 
 /// Everything that a process which accounts has.
 pub struct State {
-    mode: Mode,
+    mode: AtomicI32,
     pub(super) options: Options,
     pub(super) command: Vec<String>,
-    pub(super) clock: Clock,
+    pub(super) clock: &'static Clock,
     pub(super) judge: Mutex<Judge>,
     pub(super) host: Option<Served<HostDriver>>,
+    pub(super) gpus: Option<&'static Gpus>,
     pub(super) outcome: Outcome,
     pub(super) began: Instant,
     /// Candidates taken from the judge and not yet fetched whole by the caller.
@@ -80,7 +83,11 @@ pub fn is_detached() -> bool {
 pub fn start(mode: i32, told: Option<&str>) -> Result<(), ()> {
     let Some(mode) = Mode::from_abi(mode) else { return Err(()) };
     if let Some(state) = state() {
-        return if state.mode == mode { Ok(()) } else { Err(()) };
+        // Where torch will not swap its allocator, it can still be watched.
+        if state.mode() == Mode::Heap && mode == Mode::Observer {
+            state.mode.store(mode as i32, Ordering::Relaxed);
+        }
+        return if state.mode() == mode { Ok(()) } else { Err(()) };
     }
     if mode == Mode::Off || is_detached() || !python_boot::first_copy() {
         return Ok(());
@@ -101,32 +108,32 @@ pub fn start(mode: i32, told: Option<&str>) -> Result<(), ()> {
     options.out = told.out.or(options.out);
     options.quiet = told.quiet.unwrap_or(options.quiet);
     options.every = told.every.unwrap_or(options.every);
-    let host = match mode {
-        Mode::Host => Some(serve_host()?),
-        _ => {
-            say(format_args!("mode {} is not there yet; use --mode host", mode.word()));
-            return Err(());
-        }
-    };
+    let host = if mode == Mode::Host { Some(serve_host()?) } else { None };
     let stacks = stacks::Options {
         library_roots: told.library_roots,
         user_roots: told.user_roots,
+        // On autograd's own threads the forward line comes first; see `gpu`.
+        native_without_python: mode == Mode::Host,
         ..stacks::Options::default()
     };
-    if let Err(reason) = stacks::start(stacks).python {
-        if python_boot::symbol(c"Py_IsInitialized").is_some() {
-            say(format_args!("no Python stacks: {reason}"));
-        }
+    if let Err(reason) = stacks::start(stacks).python
+        && python_boot::symbol(c"Py_IsInitialized").is_some()
+    {
+        say(format_args!("no Python stacks: {reason}"));
     }
     let asked = options.signal;
+    // Both are leaked: frees may come after every destructor.
+    let clock: &'static Clock = Box::leak(Box::new(Clock::new()));
+    let gpus: Option<&'static Gpus> = (mode != Mode::Host).then(|| &*Box::leak(Box::new(Gpus::new(clock))));
     let state = Box::new(State {
-        mode,
+        mode: AtomicI32::new(mode as i32),
         outcome: Outcome::new(&options),
         options,
         command: told.command.unwrap_or_else(options::command_line),
-        clock: Clock::new(),
+        clock,
         judge: Mutex::new(Judge::new()),
         host,
+        gpus,
         began: Instant::now(),
         candidates: Mutex::new(None),
     });
@@ -139,6 +146,9 @@ pub fn start(mode: i32, told: Option<&str>) -> Result<(), ()> {
         drop(unsafe { Box::from_raw(made) });
         return Ok(());
     }
+    if let Some(gpus) = gpus {
+        super::torch::install(gpus);
+    }
     if let Err(reason) = signal::start(asked) {
         say(format_args!("{reason}"));
     }
@@ -148,7 +158,7 @@ pub fn start(mode: i32, told: Option<&str>) -> Result<(), ()> {
 fn serve_host() -> Result<Served<HostDriver>, ()> {
     let driver = HostDriver::with_memory(physical_memory());
     match Heap::new(driver, Config::host()) {
-        Ok(heap) => Ok(Served::new(HOST, heap)),
+        Ok(heap) => Ok(Served::new(HOST, heap, None)),
         Err(error) => {
             say(format_args!(
                 "host memory cannot be reserved ({error}); an address-space limit (ulimit -v) is the usual reason. \
@@ -174,7 +184,7 @@ pub fn host_malloc(size: usize) -> Option<usize> {
     if size == 0 || size > isize::MAX as usize {
         return None;
     }
-    let served = contained(|| host.malloc(size as u64, Stream(0), &state.clock));
+    let served = contained(|| host.malloc(size as u64, Stream(0), stacks::capture(), state.clock));
     match served? {
         Ok(at) => Some(at as usize),
         // torch's own way fails with torch's own message, or succeeds where our limit is not its limit.
@@ -195,7 +205,7 @@ pub fn host_free(pointer: usize) -> bool {
     }
     let Some(state) = state() else { return true };
     let Some(host) = state.host.as_ref() else { return false };
-    if let Some(Err(error)) = contained(|| host.free(pointer as u64, &state.clock)) {
+    if let Some(Err(error)) = contained(|| host.free(pointer as u64, state.clock)) {
         static SAID: AtomicBool = AtomicBool::new(false);
         say_once(&SAID, format_args!("{error}; it was freed by torch, and is left alone"));
     }
@@ -209,7 +219,7 @@ fn contained<T>(f: impl FnOnce() -> T) -> Option<T> {
 }
 
 #[cold]
-fn fault() {
+pub(super) fn fault() {
     detach();
     say(format_args!("internal fault, please report it; the job goes on without strandline"));
 }
@@ -233,7 +243,7 @@ pub fn leaving() {
 impl State {
     /// Where events come from.
     pub fn mode(&self) -> Mode {
-        self.mode
+        Mode::from_abi(self.mode.load(Ordering::Relaxed)).unwrap_or(Mode::Off)
     }
 
     /// A step ended. Returns how many candidates wait for an explanation.
@@ -241,13 +251,21 @@ impl State {
         let ended = self.clock.end_step(self.began.elapsed().as_nanos() as u64);
         let now = self.clock.now();
         let mut waiting = 0;
-        if let Some(host) = &self.host
-            && let Some(mut books) = host.books()
-        {
+        if let Some(mut books) = self.host.as_ref().and_then(Served::books) {
             let sample = books.sample();
             books.accounts.boundary(ended, now.epoch, &sample);
             books.trim_idle(ended, sample.allocated, sample.reserved);
-            waiting = self.judge.lock().look(&mut books.accounts, &self.clock);
+            waiting = self.judge.lock().look(&mut books.accounts, self.clock);
+        }
+        for mut books in self.gpus.into_iter().flat_map(Gpus::open).filter_map(Served::books) {
+            let sample = books.sample();
+            books.accounts.boundary(ended, now.epoch, &sample);
+            waiting = self.judge.lock().look(&mut books.accounts, self.clock);
+        }
+        for mut notes in self.gpus.into_iter().flat_map(Gpus::seen).filter_map(Watched::notes) {
+            let sample = notes.sample();
+            notes.accounts.boundary(ended, now.epoch, &sample);
+            waiting = self.judge.lock().look(&mut notes.accounts, self.clock);
         }
         self.tell_news();
         if self.options.every > 0 && (ended + 1).is_multiple_of(self.options.every) {
@@ -290,12 +308,16 @@ impl State {
     }
 
     fn blocks_of(&self, device: i32, site: u32) -> Vec<LiveBlock> {
-        match &self.host {
-            Some(host) if device == HOST => {
-                host.books().map(|books| books.blocks_of(site)).unwrap_or_default()
-            }
-            _ => Vec::new(),
+        if device == HOST {
+            return self.host.as_ref().and_then(Served::books).map(|b| b.blocks_of(site)).unwrap_or_default();
         }
+        let Some(gpus) = self.gpus else { return Vec::new() };
+        let served = gpus.open().find(|served| served.device() == device).and_then(Served::books);
+        if let Some(books) = served {
+            return books.blocks_of(site);
+        }
+        let watched = gpus.seen().find(|watched| watched.device() == device).and_then(Watched::notes);
+        watched.map(|notes| notes.blocks_of(site)).unwrap_or_default()
     }
 
     /// Takes an answer; false when no candidate has this id.
@@ -311,7 +333,11 @@ impl State {
 
     /// Statistics of a device as a JSON object.
     pub fn stats(&self, device: i32) -> Option<String> {
-        let stats = self.host.as_ref().filter(|host| host.device() == device)?.stats()?;
+        let stats = if device == HOST {
+            self.host.as_ref()?.stats()?
+        } else {
+            self.gpus?.open().find(|served| served.device() == device)?.stats()?
+        };
         let map: serde_json::Map<String, serde_json::Value> =
             stats.flat().into_iter().map(|(key, value)| (key, value.into())).collect();
         serde_json::to_string(&map).ok()

@@ -6,7 +6,7 @@
 use crate::driver::{Address, Driver, Stream};
 use crate::heap::{Freed, Heap, HeapError, Stats, Tag};
 use crate::ledger::{self, Accounts, Clock, LiveBlock, Sample};
-use crate::stacks;
+use crate::stacks::StackId;
 use parking_lot::{Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -24,19 +24,27 @@ pub struct Books<D: Driver> {
     /// Knows about them.
     pub accounts: Accounts,
     recent_peak: u64,
+    total: Option<u64>,
 }
 
 /// A device and the lock around its books.
 pub struct Served<D: Driver> {
     device: i32,
+    total: Option<u64>,
     books: Mutex<Books<D>>,
 }
 
 impl<D: Driver> Served<D> {
     /// Serves a device (-1 is the host) from `heap`.
-    pub fn new(device: i32, heap: Heap<D>) -> Self {
-        let books = Books { heap, accounts: Accounts::new(device), recent_peak: 0 };
-        Served { device, books: Mutex::new(books) }
+    /// `total` is the device's memory in bytes, where running out of it can be foreseen.
+    pub fn new(device: i32, heap: Heap<D>, total: Option<u64>) -> Self {
+        let books = Books { heap, accounts: Accounts::new(device), recent_peak: 0, total };
+        Served { device, total, books: Mutex::new(books) }
+    }
+
+    /// The device's memory in bytes.
+    pub fn total(&self) -> Option<u64> {
+        self.total
     }
 
     /// The device's number; -1 is the host.
@@ -44,10 +52,9 @@ impl<D: Driver> Served<D> {
         self.device
     }
 
-    /// Hands out a block and enters it under the caller's stack and generation.
+    /// Hands out a block and enters it under its stack and generation.
     #[inline]
-    pub fn malloc(&self, size: u64, stream: Stream, clock: &Clock) -> Result<Address, HeapError> {
-        let stack = stacks::capture();
+    pub fn malloc(&self, size: u64, stream: Stream, stack: StackId, clock: &Clock) -> Result<Address, HeapError> {
         let mut books = self.books.lock();
         let at = books.heap.malloc(size, stream, Tag(0, 0))?;
         let tag = books.accounts.born(stack.0, size, clock.now());
@@ -63,6 +70,17 @@ impl<D: Driver> Served<D> {
         let freed = books.heap.free(at)?;
         books.accounts.died(ledger::Tag(freed.tag.0, freed.tag.1), freed.requested, clock.now());
         Ok(freed)
+    }
+
+    /// The books, however long that takes: for what torch asks.
+    pub fn lock(&self) -> MutexGuard<'_, Books<D>> {
+        self.books.lock()
+    }
+
+    /// The stack of a block, by its tag.
+    pub fn stack_of(&self, tag: Tag) -> u32 {
+        let site = ledger::Tag(tag.0, tag.1).site();
+        self.books().and_then(|books| books.accounts.site(site).map(|site| site.stack)).unwrap_or(0)
     }
 
     /// The books, for as long as the guard lives; `None` if the lock was not to be had in time.
@@ -84,6 +102,7 @@ impl<D: Driver> Books<D> {
             allocated: stats.allocated_bytes.all.current,
             reserved: stats.reserved_bytes.all.current,
             active: stats.active_bytes.all.current,
+            total: self.total,
             ..Sample::default()
         }
     }

@@ -1,0 +1,418 @@
+//! The GPUs of a process: what torch asks of its allocator, answered from heaps and ledgers.
+//!
+//! Must not know torch's layouts. Invariants: a device is opened at its first block, never before (a job that
+//! only asks how many there are must not make a context); in a forked child nothing is touched.
+
+use super::outcome;
+use super::process::{self, Stacks};
+use super::served::Served;
+use super::torch::{self, Filter, PoolId, Refusal, Service, Shared};
+use super::watched::Watched;
+use crate::driver::cuda::{CudaDriver, Imported};
+use crate::driver::{Address, Driver, DriverError, MemoryInfo, Stream};
+use crate::heap::{self, BlockState, Config, Heap, HeapError, Split};
+use crate::ledger::{Clock, Symbols};
+use crate::stacks::{self, StackId};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::OnceLock;
+
+/// Devices that a process may have.
+pub const DEVICES: usize = 64;
+
+/// Every GPU of the process.
+pub struct Gpus {
+    clock: &'static Clock,
+    served: [OnceLock<Served<CudaDriver>>; DEVICES],
+    /// One thread opens a device at a time: a driver call may take a second.
+    opening: Mutex<()>,
+    fractions: Mutex<HashMap<i32, f64>>,
+    imported: Mutex<HashMap<Address, (i32, Imported)>>,
+    /// Observer mode: what torch's own allocator hands out.
+    pub(super) watched: [OnceLock<Watched>; DEVICES],
+}
+
+impl Gpus {
+    /// No device is opened yet.
+    pub fn new(clock: &'static Clock) -> Self {
+        Gpus {
+            clock,
+            served: [const { OnceLock::new() }; DEVICES],
+            opening: Mutex::new(()),
+            fractions: Mutex::new(HashMap::new()),
+            imported: Mutex::new(HashMap::new()),
+            watched: [const { OnceLock::new() }; DEVICES],
+        }
+    }
+
+    /// The devices that have served a block.
+    pub fn open(&self) -> impl Iterator<Item = &Served<CudaDriver>> {
+        self.served.iter().filter_map(OnceLock::get)
+    }
+
+    /// The devices that are watched.
+    pub fn seen(&self) -> impl Iterator<Item = &Watched> {
+        self.watched.iter().filter_map(OnceLock::get)
+    }
+
+    fn known(&self, device: i32) -> Option<&Served<CudaDriver>> {
+        self.served.get(usize::try_from(device).ok()?)?.get()
+    }
+
+    #[inline]
+    fn device(&self, device: i32) -> Result<&Served<CudaDriver>, Refusal> {
+        match self.known(device) {
+            Some(served) => Ok(served),
+            None => self.first_use(device),
+        }
+    }
+
+    #[cold]
+    fn first_use(&self, device: i32) -> Result<&Served<CudaDriver>, Refusal> {
+        let place = usize::try_from(device).ok().and_then(|n| self.served.get(n));
+        let Some(place) = place else {
+            return Err(Refusal::Failed(format!("strandline: there is no GPU {device}.")));
+        };
+        let _one = self.opening.lock();
+        if let Some(served) = place.get() {
+            return Ok(served);
+        }
+        let failed = |error: &DriverError| {
+            Refusal::Failed(format!("strandline cannot use GPU {device}: {}.", CudaDriver::describe(error)))
+        };
+        let driver = CudaDriver::new(device).map_err(|error| failed(&error))?;
+        let total = driver.memory_info().map_err(|error| failed(&error))?.total;
+        let config = Config { device: device as u32, limit: self.limit(device, total), ..Config::gpu() };
+        let heap = Heap::new(driver, config)
+            .map_err(|error| Refusal::Failed(format!("strandline cannot use GPU {device}: {error}.")))?;
+        Ok(place.get_or_init(|| Served::new(device, heap, Some(total))))
+    }
+
+    fn limit(&self, device: i32, total: u64) -> Option<u64> {
+        let fraction = self.fractions.lock().get(&device).copied().unwrap_or(1.0);
+        (fraction < 1.0).then_some((fraction * total as f64) as u64)
+    }
+
+    /// The device and block of an address, if a heap of ours handed it out.
+    fn owner(&self, at: Address) -> Option<&Served<CudaDriver>> {
+        self.known(heap::AddressSpace::device_of(at)? as i32)
+    }
+
+    fn out_of_memory(&self, device: i32, error: &HeapError) -> Refusal {
+        let HeapError::OutOfMemory { requested, allocated, reserved, in_pools, free, total, limit } = error else {
+            return Refusal::Failed(format!("strandline: {error}."));
+        };
+        let size = outcome::torch_size;
+        let mut text = format!(
+            "CUDA out of memory. Tried to allocate {}. GPU {device} has a total capacity of {} of which {} is free. ",
+            size(*requested),
+            size(*total),
+            size(*free)
+        );
+        if let Some(limit) = limit {
+            text += &format!("{} allowed; ", size(*limit));
+        }
+        text += &format!("Of the allocated memory {} is allocated by PyTorch, ", size(*allocated));
+        if *in_pools > 0 {
+            text += &format!("with {} reserved in private pools (e.g., CUDA Graphs), ", size(*in_pools));
+        }
+        text += &format!("and {} is reserved by PyTorch but unallocated.", size(reserved.saturating_sub(*allocated)));
+        if let Some(state) = process::state() {
+            text += &state.who_has_the_memory(device);
+        }
+        Refusal::OutOfMemory(text)
+    }
+}
+
+/// The stack of an allocation: the thread's own Python frames; in a backward pass the forward line whose
+/// gradient is being computed; else native frames.
+#[inline]
+fn stack() -> StackId {
+    let own = stacks::capture();
+    match torch::autograd::link(own.0) {
+        Some(forward) => StackId(forward),
+        None if own == StackId::NONE => stacks::capture_with_native(),
+        None => own,
+    }
+}
+
+/// `None` in forked children and after a fault: nothing may be touched there.
+#[inline]
+fn alive() -> Option<()> {
+    (!process::is_detached()).then_some(())
+}
+
+impl Service for Gpus {
+    fn malloc(&self, size: usize, device: i32, stream: Stream) -> Result<Address, Refusal> {
+        if alive().is_none() {
+            return Err(Refusal::Failed("strandline: CUDA cannot be used in a forked process.".into()));
+        }
+        let served = self.device(device)?;
+        served
+            .malloc(size as u64, stream, stack(), self.clock)
+            .map_err(|error| self.out_of_memory(device, &error))
+    }
+
+    fn free(&self, at: Address) {
+        if alive().is_some()
+            && let Some(served) = self.owner(at)
+        {
+            served.free(at, self.clock).map_or_else(super::fault_of_a_free, drop);
+        }
+    }
+
+    fn record_stream(&self, at: Address, stream: Stream) {
+        if alive().is_some()
+            && let Some(served) = self.owner(at)
+        {
+            // Foreign memory is named too; the contract is to ignore it.
+            let _ = served.lock().heap.record_stream(at, stream);
+        }
+    }
+
+    fn empty_cache(&self, _pool: Option<PoolId>) {
+        if alive().is_some() {
+            for served in self.open() {
+                served.lock().heap.trim();
+            }
+        }
+    }
+
+    fn set_memory_fraction(&self, fraction: f64, device: i32) {
+        self.fractions.lock().insert(device, fraction);
+        if let Some(served) = self.known(device) {
+            let limit = served.total().and_then(|total| self.limit(device, total));
+            served.lock().heap.set_limit(limit);
+        }
+    }
+
+    fn memory_fraction(&self, device: i32) -> f64 {
+        self.fractions.lock().get(&device).copied().unwrap_or(1.0)
+    }
+
+    fn base_allocation(&self, at: Address) -> Option<(Address, u64)> {
+        let segments = self.owner(at)?.lock().heap.segments();
+        segments
+            .into_iter()
+            .find(|segment| (segment.address..segment.address + segment.size).contains(&at))
+            .map(|segment| (segment.address, segment.size))
+    }
+
+    fn largest_available(&self, device: i32) -> u64 {
+        let Ok(served) = self.device(device) else { return 0 };
+        let books = served.lock();
+        let free = books.heap.driver().memory_info().map_or(0, |info| info.free);
+        // Idle pages can be moved to wherever they are needed, so all of them count.
+        let idle = books.heap.reserved().saturating_sub(books.heap.allocated());
+        let room = books.heap.limit().map_or(u64::MAX, |limit| limit.saturating_sub(books.heap.allocated()));
+        (free + idle).min(room)
+    }
+
+    fn memory_info(&self, device: i32) -> Option<MemoryInfo> {
+        self.device(device).ok()?.lock().heap.driver().memory_info().ok()
+    }
+
+    fn begin_pool(&self, device: i32, pool: PoolId, filter: Filter) {
+        if let Ok(served) = self.device(device) {
+            let filter = Box::new(move |stream| filter.accepts(stream));
+            let done = served.lock().heap.begin_pool(heap_pool(pool), filter);
+            done.unwrap_or_else(|error| super::say(format_args!("{error}")));
+        }
+    }
+
+    fn end_pool(&self, device: i32, pool: PoolId) {
+        if let Some(served) = self.known(device) {
+            let done = served.lock().heap.end_pool(heap_pool(pool));
+            done.unwrap_or_else(|error| super::say(format_args!("{error}")));
+        }
+    }
+
+    fn release_pool(&self, device: i32, pool: PoolId) {
+        let Some(served) = self.known(device) else { return };
+        let mut books = served.lock();
+        // The heap counts each recording; torch's users were counted by the caller, and all are gone.
+        while books.heap.pool_holds(heap_pool(pool)).is_some_and(|holds| holds > 0) {
+            if books.heap.release_pool(heap_pool(pool)).is_err() {
+                break;
+            }
+        }
+    }
+
+    fn pool_blocks(&self, device: i32, pool: PoolId) -> Option<Vec<Address>> {
+        let mut found = Vec::new();
+        self.known(device)?.lock().heap.for_each_live(|block| {
+            if block.pool == heap_pool(pool) && block.state == BlockState::Allocated {
+                found.push(block.address);
+            }
+        });
+        Some(found)
+    }
+
+    fn stats(&self, device: i32) -> Option<torch::Stats> {
+        Some(torch_stats(&self.known(device)?.lock().heap.stats()))
+    }
+
+    fn totals(&self, device: i32) -> (u64, u64) {
+        let Some(served) = self.known(device) else { return (0, 0) };
+        let books = served.lock();
+        (books.heap.allocated(), books.heap.reserved())
+    }
+
+    fn requested_size(&self, at: Address) -> Option<(u64, i32)> {
+        let served = self.owner(at)?;
+        let block = served.lock().heap.block_at(at).filter(|block| block.address == at)?;
+        Some((block.requested, served.device()))
+    }
+
+    fn reset_peak(&self, device: i32) {
+        if let Some(served) = self.known(device) {
+            served.lock().heap.reset_peak();
+        }
+    }
+
+    fn reset_accumulated(&self, device: i32) {
+        if let Some(served) = self.known(device) {
+            served.lock().heap.reset_accumulated();
+        }
+    }
+
+    fn snapshot(&self, pool: Option<PoolId>, _traces: bool) -> torch::Snapshot {
+        let mut snapshot = torch::Snapshot::default();
+        for served in self.open() {
+            let segments = served.lock().heap.segments();
+            let mut names: HashMap<u32, Vec<torch::Frame>> = HashMap::new();
+            for segment in segments {
+                if pool.is_some_and(|pool| heap_pool(pool) != segment.pool) {
+                    continue;
+                }
+                let blocks = segment.blocks.iter().map(|block| torch::BlockInfo {
+                    address: block.address,
+                    size: block.size,
+                    requested_size: block.requested,
+                    state: match block.state {
+                        BlockState::Allocated => "active_allocated",
+                        BlockState::PendingFree => "active_pending_free",
+                        BlockState::Inactive => "inactive",
+                    },
+                    frames: if block.state == BlockState::Inactive {
+                        Vec::new()
+                    } else {
+                        let stack = served.stack_of(block.tag);
+                        names.entry(stack).or_insert_with(|| torch_frames(stack)).clone()
+                    },
+                });
+                snapshot.segments.push(torch::SegmentInfo {
+                    device: served.device(),
+                    address: segment.address,
+                    total_size: segment.size,
+                    allocated_size: segment.allocated(),
+                    active_size: segment.active(),
+                    requested_size: segment.requested(),
+                    stream: segment.stream.0,
+                    segment_type: if segment.large { "large" } else { "small" },
+                    segment_pool_id: (segment.pool.0, segment.pool.1),
+                    is_expandable: segment.expandable,
+                    frames: Vec::new(),
+                    blocks: blocks.collect(),
+                });
+            }
+            snapshot.device_traces.resize((served.device() + 1) as usize, Vec::new());
+        }
+        snapshot.segments.sort_by_key(|segment| segment.address);
+        snapshot
+    }
+
+    fn record_history(&self, _enabled: bool, _entries: usize) {}
+
+    fn enable_peer(&self, device: i32, peer: i32) -> Result<(), Refusal> {
+        let done = self.device(device)?.lock().heap.driver().enable_peer(peer);
+        done.map_err(|error| Refusal::Failed(CudaDriver::describe(&error)))
+    }
+
+    fn copy_between(
+        &self,
+        to: (Address, i32),
+        from: (Address, i32),
+        size: u64,
+        stream: Stream,
+    ) -> Result<(), Refusal> {
+        let served = self.device(to.1)?;
+        let done = served.lock().heap.driver().copy_between(to.0, from.0, from.1, size, stream);
+        done.map_err(|error| Refusal::Failed(CudaDriver::describe(&error)))
+    }
+
+    fn share(&self, at: Address) -> Result<Shared, Refusal> {
+        let unknown = || Refusal::Failed("strandline: the tensor to be shared is not in its memory.".into());
+        let served = self.owner(at).ok_or_else(unknown)?;
+        let books = served.lock();
+        let block = books.heap.block_at(at).ok_or_else(unknown)?;
+        let exported = books.heap.driver().export(block.address, block.size);
+        let exported = exported.map_err(|error| Refusal::Failed(CudaDriver::describe(&error)))?;
+        Ok(Shared { device: served.device(), offset: exported.offset, pieces: exported.pieces })
+    }
+
+    fn open_shared(&self, device: i32, pieces: &[(i32, u64)]) -> Result<Address, Refusal> {
+        let imported = self.device(device)?.lock().heap.driver().import(pieces);
+        let imported = imported.map_err(|error| Refusal::Failed(CudaDriver::describe(&error)))?;
+        let at = imported.at;
+        self.imported.lock().insert(at, (device, imported));
+        Ok(at)
+    }
+
+    fn close_shared(&self, at: Address) {
+        let Some((device, imported)) = self.imported.lock().remove(&at) else { return };
+        if let Some(served) = self.known(device) {
+            let done = served.lock().heap.driver().forget(imported);
+            done.unwrap_or_else(|error| super::say(format_args!("{}", CudaDriver::describe(&error))));
+        }
+    }
+
+    fn observed(&self, at: Address, size: i64, device: i32, allocated: u64, reserved: u64) {
+        if alive().is_none() {
+            return;
+        }
+        let Some(place) = usize::try_from(device).ok().and_then(|n| self.watched.get(n)) else { return };
+        let watched = place.get_or_init(|| Watched::new(device));
+        watched.saw(at, size, allocated, reserved, if size > 0 { stack() } else { StackId::NONE }, self.clock);
+    }
+}
+
+fn heap_pool(pool: PoolId) -> heap::PoolId {
+    heap::PoolId(pool.0, pool.1)
+}
+
+fn torch_frames(stack: u32) -> Vec<torch::Frame> {
+    Stacks
+        .frames(stack)
+        .into_iter()
+        .map(|frame| torch::Frame { name: frame.function, filename: frame.file, line: frame.line })
+        .collect()
+}
+
+fn torch_stats(stats: &heap::Stats) -> torch::Stats {
+    let stat = |s: &heap::Stat| torch::Stat {
+        current: s.current as i64,
+        peak: s.peak as i64,
+        allocated: s.allocated as i64,
+        freed: s.freed as i64,
+    };
+    let array = |split: &Split| [stat(&split.all), stat(&split.small_pool), stat(&split.large_pool)];
+    torch::Stats {
+        allocation: array(&stats.allocation),
+        segment: array(&stats.segment),
+        active: array(&stats.active),
+        inactive_split: array(&stats.inactive_split),
+        allocated_bytes: array(&stats.allocated_bytes),
+        reserved_bytes: array(&stats.reserved_bytes),
+        active_bytes: array(&stats.active_bytes),
+        inactive_split_bytes: array(&stats.inactive_split_bytes),
+        requested_bytes: array(&stats.requested_bytes),
+        num_alloc_retries: stats.num_alloc_retries as i64,
+        num_ooms: stats.num_ooms as i64,
+        num_sync_all_streams: stats.num_sync_all_streams as i64,
+        num_device_alloc: stats.work.creates as i64,
+        num_device_free: stats.work.destroys as i64,
+        max_split_size: -1,
+        ..torch::Stats::default()
+    }
+}

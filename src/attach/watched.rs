@@ -1,0 +1,81 @@
+//! Observer mode: the ledger of a device whose blocks torch's own allocator hands out.
+//!
+//! Called under torch's allocator lock: takes neither the GIL nor memory of the GPU. Must not know who
+//! allocates. Invariant: a block that was not seen being born is ignored when it is freed.
+
+use crate::driver::Address;
+use crate::ledger::{Accounts, Clock, LiveBlock, Sample, Tag};
+use crate::stacks::StackId;
+use foldhash::fast::FixedState;
+use hashbrown::HashMap;
+use parking_lot::{Mutex, MutexGuard};
+use std::time::Duration;
+
+/// How long a report may wait for the lock before it gives up.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What is known of a watched device.
+pub struct Notes {
+    /// The ledger.
+    pub accounts: Accounts,
+    blocks: HashMap<Address, (Tag, u64), FixedState>,
+    allocated: u64,
+    reserved: u64,
+}
+
+/// A watched device and the lock around its notes.
+pub struct Watched {
+    device: i32,
+    notes: Mutex<Notes>,
+}
+
+impl Watched {
+    /// Nothing was seen yet.
+    pub fn new(device: i32) -> Self {
+        let notes = Notes {
+            accounts: Accounts::new(device),
+            blocks: HashMap::with_hasher(FixedState::default()),
+            allocated: 0,
+            reserved: 0,
+        };
+        Watched { device, notes: Mutex::new(notes) }
+    }
+
+    /// The device's number.
+    pub fn device(&self) -> i32 {
+        self.device
+    }
+
+    /// torch handed out (`size` > 0) or took back (`size` < 0) a block.
+    pub fn saw(&self, at: Address, size: i64, allocated: u64, reserved: u64, stack: StackId, clock: &Clock) {
+        let mut notes = self.notes.lock();
+        (notes.allocated, notes.reserved) = (allocated, reserved);
+        if size > 0 {
+            let tag = notes.accounts.born(stack.0, size as u64, clock.now());
+            notes.blocks.insert(at, (tag, size as u64));
+        } else if let Some((tag, size)) = notes.blocks.remove(&at) {
+            notes.accounts.died(tag, size, clock.now());
+        }
+    }
+
+    /// The notes, for as long as the guard lives; `None` if the lock was not to be had in time.
+    pub fn notes(&self) -> Option<MutexGuard<'_, Notes>> {
+        self.notes.try_lock_for(PATIENCE)
+    }
+}
+
+impl Notes {
+    /// What the ledger is told about the device at a step boundary.
+    pub fn sample(&self) -> Sample {
+        Sample { allocated: self.allocated, reserved: self.reserved, active: self.allocated, ..Sample::default() }
+    }
+
+    /// The live blocks of a site.
+    pub fn blocks_of(&self, site: u32) -> Vec<LiveBlock> {
+        self.blocks
+            .iter()
+            .filter(|(_, (tag, _))| tag.site() == site)
+            .map(|(&address, &(tag, size))| LiveBlock { address, size, tag })
+            .collect()
+    }
+}

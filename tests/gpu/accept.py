@@ -1,0 +1,212 @@
+"""GPU acceptance: one command on a machine with a GPU, one table (kept in docs/gpu.md).
+
+    python tests/gpu/accept.py --library target/release/libstrandline.so --command target/release/strandline
+        [--workloads DIR] [--only SECTION …] [--json OUT]
+
+Each measurement runs in a process of its own. Three allocators are compared in the same run: torch's native
+one, native with expandable segments, and strandline (preloaded; heap mode).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+
+COST = r"""
+import json, os, random, sys, time, torch
+from torch.utils.cpp_extension import load_inline
+source = '''
+#include <torch/extension.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <chrono>
+#include <random>
+#include <vector>
+using clk = std::chrono::steady_clock;
+double pair(size_t size, int n) {
+  auto* a = c10::cuda::CUDACachingAllocator::get();
+  for (int i = 0; i < 1000; i++) a->raw_deallocate(a->raw_allocate(size));
+  auto t = clk::now();
+  for (int i = 0; i < n; i++) a->raw_deallocate(a->raw_allocate(size));
+  return std::chrono::duration<double, std::nano>(clk::now() - t).count() / n;
+}
+double churn(double most, int n) {
+  auto* a = c10::cuda::CUDACachingAllocator::get();
+  std::mt19937_64 rng(1);
+  std::uniform_real_distribution<double> u(std::log(512.0), std::log(most));
+  std::vector<size_t> sizes(4096);
+  for (auto& s : sizes) s = (size_t)std::exp(u(rng));
+  std::vector<void*> live;
+  for (int i = 0; i < 2000; i++) live.push_back(a->raw_allocate(sizes[i % 4096]));
+  std::vector<uint32_t> which(n);
+  for (auto& w : which) w = rng() % 2000;
+  auto run = [&](int k) { for (int i = 0; i < k; i++) { a->raw_deallocate(live[which[i]]);
+      live[which[i]] = a->raw_allocate(sizes[(i * 7) % 4096]); } };
+  run(n);
+  auto t = clk::now();
+  run(n);
+  double ns = std::chrono::duration<double, std::nano>(clk::now() - t).count() / n;
+  for (auto* p : live) a->raw_deallocate(p);
+  return ns;
+}
+'''
+header = source.replace("raw_deallocate", "raw_delete").replace("raw_allocate", "raw_alloc")
+torch.cuda.init(); torch.zeros(1, device="cuda")
+module = load_inline("strandline_cost", cpp_sources=header, functions=["pair", "churn"], with_cuda=False,
+                     extra_cflags=["-O2"], extra_include_paths=[os.environ.get("CUDA_HOME", "/usr/local/cuda") + "/include"],
+                     build_directory=os.environ["COST_BUILD"])
+n = 100000
+rows = {"pair 4 KiB": min(module.pair(4096, n) for _ in range(3)),
+        "pair 4 MiB": min(module.pair(4 << 20, n) for _ in range(3)),
+        "churn small": min(module.churn(512 * 1024.0, n) for _ in range(3)),
+        "churn mixed": min(module.churn(16 * 1024 * 1024.0, n) for _ in range(3))}
+print(json.dumps(rows))
+"""
+
+RESULT = r"""
+import hashlib, json, os, runpy, sys, time
+import torch
+began = time.time()
+steps = []
+from torch.optim import optimizer as _o
+_o.register_optimizer_step_post_hook(lambda *a: steps.append(time.perf_counter()))
+try:
+    runpy.run_path(sys.argv[1], run_name="__main__")
+finally:
+    torch.cuda.synchronize()
+    end = time.perf_counter()
+    stats = torch.cuda.memory_stats()
+    skip = len(steps) // 5
+    rate = (len(steps) - skip) / (end - steps[skip]) if len(steps) > skip + 1 else 0
+    with open(os.environ["ACCEPT_OUT"], "w") as f:
+        json.dump({"rate": rate, "reserved": stats.get("reserved_bytes.all.peak", 0),
+                   "requested": stats.get("requested_bytes.all.peak", 0),
+                   "active": stats.get("active_bytes.all.peak", 0), "steps": len(steps)}, f)
+"""
+
+
+class Runs:
+    def __init__(self, args, folder):
+        self.args, self.folder = args, pathlib.Path(folder)
+
+    def environment(self, allocator, extra=None):
+        env = {k: v for k, v in os.environ.items() if not k.startswith("STRANDLINE_") and k != "LD_PRELOAD"}
+        env.update(DEVICE="cuda", SIZE="full", PYTHONUNBUFFERED="1", COST_BUILD=str(self.folder / "cost"))
+        if allocator == "expandable":
+            env["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+        env.update(extra or {})
+        return env
+
+    def run(self, allocator, arguments, out=None, limit=170, extra=None, mode="heap"):
+        command = [sys.executable, *map(str, arguments)]
+        if allocator == "strandline":
+            command = [str(self.args.command), "run", "--mode", mode, "--quiet", "--out", str(out or self.folder / "out"), "--", *command]
+        env = self.environment(allocator, {"STRANDLINE_LIB": str(self.args.library), **(extra or {})})
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit, cwd=self.folder)
+
+
+def cost(runs):
+    script = runs.folder / "cost.py"
+    script.write_text(COST)
+    (runs.folder / "cost").mkdir()
+    table = {}
+    for allocator in ("native", "strandline", "native", "strandline"):
+        done = runs.run(allocator, [script])
+        if done.returncode:
+            print(f"cost, {allocator}: FAILED\n{done.stderr[-1500:]}")
+            return
+        rows = json.loads(done.stdout.splitlines()[-1])
+        for name, ns in rows.items():
+            table.setdefault(name, {}).setdefault(allocator, []).append(ns)
+    print(f"\n{'malloc+free, ns':18} {'native':>8} {'strandline':>11} {'ratio':>6}")
+    for name, columns in table.items():
+        native, ours = min(columns["native"]), min(columns["strandline"])
+        print(f"{name:18} {native:8.0f} {ours:11.0f} {ours / native:6.2f}", flush=True)
+
+
+def workloads(runs):
+    script = runs.folder / "result.py"
+    script.write_text(RESULT)
+    names = runs.args.names or sorted(p.stem for p in runs.args.workloads.glob("*.py") if p.stem != "score")
+    print(f"\n{'job':20} {'steps/s native':>15} {'ours':>9} {'ratio':>6}   {'reserved/requested native':>26} {'expand.':>8} {'ours':>6}  output")
+    ratios = []
+    for name in names:
+        rows, outputs = {}, {}
+        for allocator in ("native", "strandline", "expandable", "native", "strandline"):
+            result = runs.folder / "accept.json"
+            result.unlink(missing_ok=True)
+            try:
+                done = runs.run(allocator, [script, runs.args.workloads / f"{name}.py"], extra={"ACCEPT_OUT": str(result)})
+            except subprocess.TimeoutExpired:
+                print(f"{name:20} {allocator}: timed out")
+                break
+            if done.returncode or not result.exists():
+                print(f"{name:20} {allocator}: FAILED exit {done.returncode} {done.stderr[-600:]}")
+                break
+            rows.setdefault(allocator, []).append(json.loads(result.read_text()))
+            outputs.setdefault(allocator, []).append(done.stdout)
+        else:
+            native, ours, expandable = rows["native"], rows["strandline"], rows["expandable"]
+            best = [max(row["rate"] for row in rows) for rows in (native, ours)]
+            ratios.append(best[1] / best[0])
+            over = [max(r["reserved"] for r in rs) / max(1, min(r["requested"] for r in rs)) for rs in (native, expandable, ours)]
+            same = "same" if outputs["native"][0] == outputs["strandline"][0] else ("native differs too" if outputs["native"][0] != outputs["native"][1] else "DIFFERS")
+            print(f"{name:20} {best[0]:15.2f} {best[1]:9.2f} {ratios[-1]:6.3f}   {over[0]:26.3f} {over[1]:8.3f} {over[2]:6.3f}  {same}", flush=True)
+    if ratios:
+        print(f"{'geometric mean':20} {'':15} {'':9} {statistics.geometric_mean(ratios):6.3f}   lowest {min(ratios):.3f}")
+
+
+def features(runs):
+    done = subprocess.run([sys.executable, str(HERE.parent / "cuda_gpu.py"), str(runs.args.library)],
+                          env=runs.environment("native"), capture_output=True, text=True, timeout=560)
+    print("\n" + done.stdout + done.stderr[-500:], flush=True)
+
+
+def findings(runs):
+    for mode in runs.args.modes:
+        command = [sys.executable, str(runs.args.workloads / "score.py"), "--device", "cuda", "--strandline", str(runs.args.command),
+                   "--python", sys.executable, "--mode", mode, "--jobs", str(runs.args.jobs), "--keep", str(runs.args.keep / mode), *runs.args.names]
+        env = runs.environment("native", {"STRANDLINE_LIB": str(runs.args.library)})
+        print(f"\nfindings, --mode {mode}", flush=True)
+        subprocess.run(command, env=env, timeout=560)
+
+
+SECTIONS = {"features": features, "findings": findings, "cost": cost, "workloads": workloads}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--library", type=pathlib.Path, default=ROOT / "target/release/libstrandline.so")
+    parser.add_argument("--command", type=pathlib.Path, default=ROOT / "target/release/strandline")
+    parser.add_argument("--workloads", type=pathlib.Path)
+    parser.add_argument("--only", nargs="*", choices=sorted(SECTIONS), default=list(SECTIONS))
+    parser.add_argument("--modes", nargs="*", default=["heap", "observer"])
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--keep", type=pathlib.Path, default=pathlib.Path("strandline-out/accept"))
+    parser.add_argument("names", nargs="*")
+    args = parser.parse_args()
+    for name in ("library", "command", "workloads", "keep"):
+        if getattr(args, name):
+            setattr(args, name, getattr(args, name).resolve())
+    with tempfile.TemporaryDirectory() as folder:
+        runs = Runs(args, folder)
+        for name in args.only:
+            if name in ("findings", "workloads") and not args.workloads:
+                print(f"{name}: needs --workloads DIR")
+                continue
+            began = time.time()
+            SECTIONS[name](runs)
+            print(f"({name}: {time.time() - began:.0f} s)", flush=True)
+
+
+if __name__ == "__main__":
+    main()
