@@ -2,7 +2,7 @@
 
 mod ledger_sim;
 use ledger_sim::*;
-use strandline::ledger::Class;
+use strandline::ledger::{Answer, Class, Holder};
 
 const LEAK: u32 = 900;
 const ACT: u64 = 64 << 10;
@@ -46,6 +46,32 @@ fn per_iteration_with_an_answer_is_one_finding_of_many_sites() {
     one(&open, Class::PerIteration, LEAK, 40);
     assert_eq!(open[0].stacks.len(), 5);
     assert_eq!(job.called.len(), 1, "{:?}", job.called);
+}
+
+#[test]
+fn a_site_held_by_nobody_known_belongs_to_the_holder_of_its_rhythm() {
+    let mut job = Job::new(1);
+    let nobody = || Answer {
+        held_by: Some(Holder {
+            path: "Tensor held by C++ or a running statement".into(),
+            kind: "stack".into(),
+        }),
+        group: Some("Tensor held by C++ or a running statement".into()),
+        ..Answer::default()
+    };
+    job.python = Some(Box::new(move |stack| if stack == LEAK { nobody() } else { held("history", 71) }));
+    for step in 0..120 {
+        if step % 10 == 0 {
+            job.clock.begin_epoch();
+            job.leak(LEAK, 8192);
+            job.leak(LEAK + 1, 4096);
+        }
+        job.train(ACT);
+    }
+    let open = job.end(vec![]);
+    one(&open, Class::PerEpoch, LEAK, 60);
+    assert!(open[0].stacks.contains(&(LEAK + 1)), "{open:?}");
+    assert_eq!(job.report().findings[0].kept_at.as_ref().map(|kept| kept.line), Some(71));
 }
 
 #[test]

@@ -104,8 +104,8 @@ LEAKS = {
         """
         class Batch:
             def __init__(self, x):
-                self.x = x  # KEEPS
-                self.me = self
+                self.x = x
+                self.me = self  # KEEPS
         gc.disable()
         net = make()
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

@@ -57,7 +57,11 @@ def compose(evidence: Evidence, climb: Climb, roots: Roots, files: Files) -> Dic
         answer.update(not_a_leak=evidence.role, released_by="nothing", group="role")
         return answer
     if not evidence.paths:
-        if not evidence.complete or not evidence.sought:
+        if not evidence.complete:
+            answer = unknown()
+            answer["fix"] = _fixes.unfinished()
+            return answer
+        if not evidence.sought:
             return unknown()
         path = "held by the active profiler" if _profiling() else "held by C++"
         answer = unknown(path, "c++")
@@ -252,7 +256,7 @@ class _Composer:
         )
         where = f" {_class_name(owner.parent)}.{owner.name}" if owner is not None else ""
         length = _limits._length(container)
-        count = f", {length} entries" if length is not None else ""
+        count = f", {length} entries when seen" if length is not None else ""
         return f"  ({type_name(container)}{where}{count})"
 
     def _kind(self, container: Any) -> str:
@@ -266,7 +270,7 @@ class _Composer:
         if path.through_graph:
             return "autograd graph"
         if path.root == "stack":
-            return "stack"
+            return "generator" if path.suspended else "stack"
         for step in reversed(path.steps):
             if step.kind in ("attribute", "name"):
                 return "attribute" if step.kind == "attribute" else path.root
@@ -316,7 +320,7 @@ class _Composer:
                 return _fixes.future(name)
         if path.through_graph:
             return (
-                _fixes.graph_stored(node, name, path.scalar)
+                _fixes.graph_stored(node, name, path.scalar, any(step.kind == "index" for step in below))
                 if container is not None
                 else _fixes.graph_accumulated(node, name, path.scalar)
             )
@@ -330,7 +334,7 @@ class _Composer:
                 name, "dict" if isinstance_plain(container, dict) else "list", _fixes.stored_value(node)
             )
         if path.root == "stack":
-            return _fixes.generator(name)
+            return _fixes.generator(name) if path.suspended else _fixes.outside()
         if kept and kept.store and kept.store.how in ("again", "augment"):
             return _fixes.regrown(name, _fixes.stored_value(node))
         return _fixes.retained(name)

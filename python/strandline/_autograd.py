@@ -53,7 +53,7 @@ def walk(sources: Iterable[Any], blocks: Blocks, deadline: float, wanted: Option
         following: List[Any] = []
         for node in level:
             count += 1
-            if count % 256 == 0 and time.perf_counter() > deadline:
+            if count % 256 == 0 and time.thread_time() > deadline:
                 result.complete = False
                 following = []
                 break

@@ -20,7 +20,7 @@ from ._roles import roles
 from ._roots import Roots
 from ._tensors import Blocks, Found, find, referenced
 
-SECONDS = 2.0
+SECONDS = 2.0  # of this thread's own computing: what else the machine is busy with changes no answer
 _PICKED = 6  # blocks of a candidate whose holders are sought
 
 
@@ -46,7 +46,7 @@ class Explainer:
         try:
             candidates = self._library.candidates()
             if candidates:
-                answers = self._search(candidates, began)
+                answers = self._search(candidates)
                 spent = time.perf_counter() - began
                 for candidate in candidates:
                     answer = answers.get(candidate["id"]) or unknown()
@@ -59,12 +59,12 @@ class Explainer:
             self.seconds += time.perf_counter() - began
 
     @staticmethod
-    def _search(candidates: List[Dict[str, Any]], began: float) -> Dict[int, Dict[str, Any]]:
+    def _search(candidates: List[Dict[str, Any]], seconds: float = SECONDS) -> Dict[int, Dict[str, Any]]:
         collecting = gc.isenabled()
         gc.disable()
         search = None
         try:
-            search = Search(candidates, current_optimizers(), collecting, began + SECONDS)
+            search = Search(candidates, current_optimizers(), collecting, time.thread_time() + seconds)
             return search.answers()
         except Exception:
             _trouble.said("the search for holders")
@@ -105,6 +105,7 @@ class Search:
         self._current = current
         self._collecting = collecting
         self._deadline = deadline
+        self._ended = True  # not for lack of time
         self._ours = Ours()
         self._roots = Roots()
         self._climb = Climb(self._roots, self._ours, deadline)
@@ -159,7 +160,7 @@ class Search:
                 else "",
                 collecting=self._collecting,
                 current=self._current,
-                complete=self._climb.complete,
+                complete=self._climb.complete and self._ended,
             )
             try:
                 result[candidate["id"]] = compose(evidence, self._climb, self._roots, self._files)
@@ -238,13 +239,17 @@ class Search:
                 path.scalar = _scalar(saved.source)
                 self._paths[address] = path
                 del missing[address]
+            self._ended = walk.complete
             walk.clear()
             sources[:] = [tensor for tensor in sources if id(tensor) not in bad]
-            if not missing or not bad or time.perf_counter() > self._deadline:
+            if not missing or not bad:
+                break
+            if time.thread_time() > self._deadline:
+                self._ended = False
                 break
         self._by_arrays(missing, found, objects)
         for address in missing:
-            if address in dangling:
+            if address in dangling and self._climb.complete and self._ended:
                 self._paths[address] = write(dangling[address], self._roots)
 
     def _rooted(self, met: Dict[int, _autograd.Saved], chains: Dict[int, Chain]) -> Set[int]:
@@ -264,7 +269,7 @@ class Search:
         tensors = {
             id(owner.object): address for address in missing for owner in found.owners.get(address, [])
         }
-        if "numpy" not in sys.modules or not tensors or time.perf_counter() > self._deadline:
+        if "numpy" not in sys.modules or not tensors or time.thread_time() > self._deadline:
             return
         import numpy
 

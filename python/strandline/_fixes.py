@@ -30,10 +30,13 @@ def graph_accumulated(node: Any, name: str, scalar: bool) -> str:
     return f"{name} carries its autograd graph; store {name}.detach(), or .item() of a scalar"
 
 
-def graph_stored(node: Any, name: str, scalar: bool) -> str:
-    """A tensor with its graph was put into a container."""
+def graph_stored(node: Any, name: str, scalar: bool, nested: bool) -> str:
+    """A tensor with its graph was put into a container, or (nested) a container of such tensors."""
     value = stored_value(node)
     shown = value if value and re.fullmatch(r"[\w.]+", value) else "the tensor"
+    if nested:
+        what = f"the tensors in {value}" if shown == value else "its tensors"
+        return f"each entry of {name} keeps autograd graphs; detach {what} (t.detach()) or compute them under torch.no_grad(), and drop entries no longer needed"
     if scalar:
         return f"each entry of {name} keeps its autograd graph; store the number: {shown}.item()"
     return f"each entry of {name} keeps its autograd graph; store {shown}.detach() (or compute it under torch.no_grad()), and drop entries no longer needed"
@@ -121,6 +124,10 @@ def future(name: str) -> str:
 
 def generator(name: str) -> str:
     return f"a suspended generator keeps its locals alive; exhaust it, close() it or drop {name}"
+
+
+def unfinished() -> str:
+    return "the search for what holds it ran out of time; look where the line that allocates it hands it on"
 
 
 def outside() -> str:

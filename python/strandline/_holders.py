@@ -67,7 +67,7 @@ class Climb:
             ]
             if solved == everything or not frontier:
                 break
-            if time.perf_counter() > self._deadline:
+            if time.thread_time() > self._deadline:
                 self.complete = False
                 break
             frontier = self._level(frontier, origin)
@@ -139,7 +139,7 @@ class Climb:
                         known.append(parent)
                     self._arrive(parent, origin[child], origin, above)
             del holders
-            if time.perf_counter() > self._deadline:
+            if time.thread_time() > self._deadline:
                 self.complete = False
                 break
         above = list(dict.fromkeys(above))
@@ -232,7 +232,11 @@ class Climb:
     def _rooted(self, end: int, links: List[Any]) -> Chain:
         kind = self._ends[end]
         if kind == "local":
-            return Chain("local", links, local=self._roots.local(links[0])[0])
+            place = self._roots.local(links[0])[0]
+            names = self._roots.named(links[0]) if place.name in ("self", "cls") else None
+            if names is not None:  # a name of its own says more than the method that happens to run
+                return Chain("global", [names, *links])
+            return Chain("local", links, local=place)
         return Chain("class" if kind == "class" else "global" if kind == "global" else "stack", links)
 
     def _cycle(self, source: int, came: Dict[int, int]) -> Chain:

@@ -52,6 +52,7 @@ class Path:
         self.through_graph = False
         self.scalar = False  # the tensor at the end of the steps is a single number
         self.sizes = (0, 0)  # bytes of the tensor, bytes of its storage
+        self.suspended = False  # it begins at a generator or a coroutine
         self.around: List[Step] = []  # of a cycle: the steps once around it
 
     def text(self) -> str:
@@ -114,7 +115,9 @@ def write(chain: Chain, roots: Roots) -> Path:
         return Path("class", f"class {kind.__qualname__}", steps, "")
     head = links[0]
     described = describe(head)
-    return Path(chain.root, described, _steps(links), "")
+    path = Path(chain.root, described, _steps(links), "")
+    path.suspended = type(head) in _GENERATORS
+    return path
 
 
 def _cycle(chain: Chain) -> Path:

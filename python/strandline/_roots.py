@@ -114,6 +114,17 @@ class Roots:
             ),
         )
 
+    def named(self, thing: Any) -> Any:
+        """The dict of a module of the user's that has a name for `thing`, None if there is none."""
+        for module in self.globals.values():
+            names = getattr(module, "__dict__", None)
+            file = names.get("__file__") if type(names) is dict else None
+            if not isinstance(file, str) or not is_user_file(file):
+                continue
+            if any(value is thing for value in list(names.values())):
+                return names
+        return None
+
     def module_file(self, names: Dict[str, Any]) -> str:
         file = names.get("__file__")
         return file if isinstance(file, str) else str(names.get("__name__", "?"))

@@ -45,18 +45,19 @@ pub struct Answer {
 }
 
 impl Answer {
-    fn holder(&self) -> Option<&Holder> {
-        self.held_by.as_ref().filter(|holder| !holder.path.is_empty())
-    }
-
+    /// Whether somebody is named, which "held by C++, or by a running statement" does not.
     pub fn names_a_holder(&self) -> bool {
-        self.holder().is_some() || self.kept_at.is_some()
+        let named = |holder: &Holder| !holder.path.is_empty() && !NOBODY.contains(&holder.kind.as_str());
+        self.held_by.as_ref().is_some_and(named) || self.kept_at.is_some()
     }
 
     fn group(&self) -> Option<&str> {
         self.group.as_deref().filter(|group| !group.is_empty())
     }
 }
+
+/// Kinds of holders that stand for "no Python object".
+const NOBODY: [&str; 2] = ["stack", "c++"];
 
 /// Lines that keep blocks in the same rhythm and lie this near are one cause.
 const NEXT_LINE: u32 = 2;

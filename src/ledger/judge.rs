@@ -292,7 +292,7 @@ impl Judge {
         }
         ready.sort_by_key(|&at| {
             let case = &self.cases[at];
-            (case.group().is_none(), !case.names_a_holder(), std::cmp::Reverse(case.live_bytes))
+            (!case.names_a_holder(), case.group().is_none(), std::cmp::Reverse(case.live_bytes))
         });
         for at in ready {
             if let Some(reason) = self.acquits(&self.cases[at]) {

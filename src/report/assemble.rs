@@ -33,7 +33,9 @@ pub fn assemble(
     symbols: &dyn Symbols,
 ) -> Report {
     run.steps = run.steps.max(u64::from(judge.steps()));
-    run.epochs = run.epochs.max(u64::from(clock.now().epoch));
+    // The clock counts an epoch when it begins; the first needs no such event.
+    let begun = u64::from(clock.now().epoch);
+    run.epochs = run.epochs.max(if begun > 0 { begun + 1 } else { 0 });
     run.step_seconds = run.step_seconds.or_else(|| clock.step_seconds());
     let mut findings: Vec<_> = judge
         .findings()
@@ -178,7 +180,7 @@ fn verdict(
     let leaks = findings.iter().filter(|finding| finding.class != Class::Fragmentation).count() as u64;
     if let Some(first) = findings.first() {
         let place = first.allocated_at.as_ref().map_or_else(String::new, |frame| {
-            format!(", allocated at {}:{} in {}", frame.file, frame.line, frame.function)
+            format!(", allocated at {}:{} in {}", super::text::base(&frame.file), frame.line, frame.function)
         });
         let also = if leaks > 0 && leaks < findings.len() as u64 { "; memory is fragmented too" } else { "" };
         let verdict = if leaks > 0 { Verdict::Leak } else { Verdict::Fragmentation };
@@ -203,9 +205,10 @@ fn verdict(
     }
     let unripe = parts.iter().find_map(|part| part.view.unripe).filter(|_| run.steps < RIPE);
     if let Some(stack) = unripe {
-        let place = symbols
-            .allocated_at(stack)
-            .map_or_else(|| "one site".to_owned(), |frame| format!("{}:{}", frame.file, frame.line));
+        let place = symbols.allocated_at(stack).map_or_else(
+            || "one site".to_owned(),
+            |frame| format!("{}:{}", super::text::base(&frame.file), frame.line),
+        );
         let why = format!(
             "{place} left blocks behind in most of the {steps} seen; {RIPE} steps decide whether it goes on"
         );

@@ -11,6 +11,8 @@ use std::fmt::Write;
 const SITES: usize = 10;
 const NOT_LEAKS: usize = 8;
 const LABEL: usize = 14;
+/// Lines named of the sites that share a cause.
+const LISTED: usize = 6;
 
 /// Whether to use ANSI colours.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -70,19 +72,9 @@ pub fn finding(finding: &Finding, colour: Colour) -> String {
         line(&mut out, "allocated at", &format!("{place:<58}  {size}"));
         let more = finding.sites_in_finding.len().saturating_sub(1) as u64;
         if more > 0 {
-            let sites: Vec<String> = finding.sites_in_finding[1..]
-                .iter()
-                .filter_map(|site| site.allocated_at.as_ref())
-                .map(short)
-                .collect();
-            let mut unique = sites.clone();
-            unique.dedup();
-            unique.truncate(4);
-            line(
-                &mut out,
-                "and",
-                &format!("{} of the same holder {}", units::plural(more, "site"), unique.join(", ")),
-            );
+            let places = finding.sites_in_finding[1..].iter().filter_map(|site| site.allocated_at.as_ref());
+            let sites = units::plural(more, "more site");
+            line(&mut out, "and", &format!("{sites} of the same cause: {}", short_list(places)));
         }
         match &finding.held_by {
             Some(holder) => line(&mut out, "held by", &holder.path),
@@ -104,7 +96,42 @@ fn line(out: &mut String, label: &str, text: &str) {
     let _ = writeln!(out, "  {label:<LABEL$}{}", text.trim_end());
 }
 
-fn base(file: &str) -> &str {
+/// "model.py:17, 18, train.py:42", each line once, the rest counted.
+fn short_list<'a>(frames: impl Iterator<Item = &'a Frame>) -> String {
+    let mut places: Vec<(&str, u32)> = Vec::new();
+    for frame in frames {
+        let place = (base(&frame.file), frame.line);
+        if !places.contains(&place) {
+            places.push(place);
+        }
+    }
+    if places.is_empty() {
+        return "in no line of yours".to_owned();
+    }
+    let more = places.len().saturating_sub(LISTED);
+    places.truncate(LISTED);
+    places.sort_unstable();
+    let mut out = String::new();
+    for (at, (file, line)) in places.iter().enumerate() {
+        match at.checked_sub(1).map(|before| places[before].0) {
+            Some(before) if before == *file => {
+                let _ = write!(out, ", {line}");
+            }
+            Some(_) => {
+                let _ = write!(out, ", {file}:{line}");
+            }
+            None => {
+                let _ = write!(out, "{file}:{line}");
+            }
+        }
+    }
+    if more > 0 {
+        let _ = write!(out, " and {more} more");
+    }
+    out
+}
+
+pub(super) fn base(file: &str) -> &str {
     file.rsplit('/').next().unwrap_or(file)
 }
 

@@ -109,9 +109,21 @@ class Runs:
     def run(self, allocator, arguments, out=None, limit=170, extra=None, mode="heap"):
         command = [sys.executable, *map(str, arguments)]
         if allocator == "strandline":
-            command = [str(self.args.command), "run", "--mode", mode, "--quiet", "--out", str(out or self.folder / "out"), "--", *command]
+            command = [
+                str(self.args.command),
+                "run",
+                "--mode",
+                mode,
+                "--quiet",
+                "--out",
+                str(out or self.folder / "out"),
+                "--",
+                *command,
+            ]
         env = self.environment(allocator, {"STRANDLINE_LIB": str(self.args.library), **(extra or {})})
-        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit, cwd=self.folder)
+        return subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=limit, cwd=self.folder
+        )
 
 
 def cost(runs):
@@ -137,7 +149,9 @@ def workloads(runs):
     script = runs.folder / "result.py"
     script.write_text(RESULT)
     names = runs.args.names or sorted(p.stem for p in runs.args.workloads.glob("*.py") if p.stem != "score")
-    print(f"\n{'job':20} {'steps/s native':>15} {'ours':>9} {'ratio':>6}   {'reserved/requested native':>26} {'expand.':>8} {'ours':>6}  output")
+    print(
+        f"\n{'job':20} {'steps/s native':>15} {'ours':>9} {'ratio':>6}   {'reserved/requested native':>26} {'expand.':>8} {'ours':>6}  output"
+    )
     ratios = []
     for name in names:
         rows, outputs = {}, {}
@@ -145,7 +159,9 @@ def workloads(runs):
             result = runs.folder / "accept.json"
             result.unlink(missing_ok=True)
             try:
-                done = runs.run(allocator, [script, runs.args.workloads / f"{name}.py"], extra={"ACCEPT_OUT": str(result)})
+                done = runs.run(
+                    allocator, [script, runs.args.workloads / f"{name}.py"], extra={"ACCEPT_OUT": str(result)}
+                )
             except subprocess.TimeoutExpired:
                 print(f"{name:20} {allocator}: timed out")
                 break
@@ -158,23 +174,55 @@ def workloads(runs):
             native, ours, expandable = rows["native"], rows["strandline"], rows["expandable"]
             best = [max(row["rate"] for row in rows) for rows in (native, ours)]
             ratios.append(best[1] / best[0])
-            over = [max(r["reserved"] for r in rs) / max(1, min(r["requested"] for r in rs)) for rs in (native, expandable, ours)]
-            same = "same" if outputs["native"][0] == outputs["strandline"][0] else ("native differs too" if outputs["native"][0] != outputs["native"][1] else "DIFFERS")
-            print(f"{name:20} {best[0]:15.2f} {best[1]:9.2f} {ratios[-1]:6.3f}   {over[0]:26.3f} {over[1]:8.3f} {over[2]:6.3f}  {same}", flush=True)
+            over = [
+                max(r["reserved"] for r in rs) / max(1, min(r["requested"] for r in rs))
+                for rs in (native, expandable, ours)
+            ]
+            same = (
+                "same"
+                if outputs["native"][0] == outputs["strandline"][0]
+                else ("native differs too" if outputs["native"][0] != outputs["native"][1] else "DIFFERS")
+            )
+            print(
+                f"{name:20} {best[0]:15.2f} {best[1]:9.2f} {ratios[-1]:6.3f}   {over[0]:26.3f} {over[1]:8.3f} {over[2]:6.3f}  {same}",
+                flush=True,
+            )
     if ratios:
-        print(f"{'geometric mean':20} {'':15} {'':9} {statistics.geometric_mean(ratios):6.3f}   lowest {min(ratios):.3f}")
+        print(
+            f"{'geometric mean':20} {'':15} {'':9} {statistics.geometric_mean(ratios):6.3f}   lowest {min(ratios):.3f}"
+        )
 
 
 def features(runs):
-    done = subprocess.run([sys.executable, str(HERE.parent / "cuda_gpu.py"), str(runs.args.library)],
-                          env=runs.environment("native"), capture_output=True, text=True, timeout=560)
+    done = subprocess.run(
+        [sys.executable, str(HERE.parent / "cuda_gpu.py"), str(runs.args.library)],
+        env=runs.environment("native"),
+        capture_output=True,
+        text=True,
+        timeout=560,
+    )
     print("\n" + done.stdout + done.stderr[-500:], flush=True)
 
 
 def findings(runs):
     for mode in runs.args.modes:
-        command = [sys.executable, str(runs.args.workloads / "score.py"), "--device", "cuda", "--strandline", str(runs.args.command),
-                   "--python", sys.executable, "--mode", mode, "--jobs", str(runs.args.jobs), "--keep", str(runs.args.keep / mode), *runs.args.names]
+        command = [
+            sys.executable,
+            str(runs.args.workloads / "score.py"),
+            "--device",
+            "cuda",
+            "--strandline",
+            str(runs.args.command),
+            "--python",
+            sys.executable,
+            "--mode",
+            mode,
+            "--jobs",
+            str(runs.args.jobs),
+            "--keep",
+            str(runs.args.keep / mode),
+            *runs.args.names,
+        ]
         env = runs.environment("native", {"STRANDLINE_LIB": str(runs.args.library)})
         print(f"\nfindings, --mode {mode}", flush=True)
         subprocess.run(command, env=env, timeout=560)
@@ -184,7 +232,9 @@ SECTIONS = {"features": features, "findings": findings, "cost": cost, "workloads
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--library", type=pathlib.Path, default=ROOT / "target/release/libstrandline.so")
     parser.add_argument("--command", type=pathlib.Path, default=ROOT / "target/release/strandline")
     parser.add_argument("--workloads", type=pathlib.Path)

@@ -10,7 +10,7 @@ from patterns import HEAD, PATTERNS
 from strandline import _explain, _hooks
 
 
-def explain(source, path, name):
+def explain(source, path, name, seconds=_explain.SECONDS):
     """Runs a program and explains the blocks that it noted, as one candidate."""
     path.write_text(source)
     blocks, step, answers = [], [0], []
@@ -31,7 +31,7 @@ def explain(source, path, name):
             "stack": [],
             "blocks": pick(blocks),
         }
-        answers.append(_explain.Explainer._search([candidate], __import__("time").perf_counter()).get(1))
+        answers.append(_explain.Explainer._search([candidate], seconds).get(1))
 
     module = types.ModuleType("user_program")
     module.__file__ = str(path)
@@ -90,6 +90,17 @@ def test_pattern(name, tmp_path):
         assert answer["released_by"] == wanted["released"], said
     if wanted["bounded"]:
         assert answer["bounded"] == wanted["bounded"], said
+
+
+@pytest.mark.parametrize("name", ["running loss local", "list of losses"])
+def test_out_of_time_names_nobody_wrongly(name, tmp_path):
+    """Half a search must not say that C++ holds what a list or a graph holds."""
+    answer, _ = explain(HEAD + PATTERNS[name]["source"], tmp_path / "train.py", name, seconds=-1.0)
+    assert answer["not_a_leak"] is None, answer
+    if answer["held_by"] is None:
+        assert "out of time" in answer["fix"]
+    else:
+        assert answer["held_by"]["kind"] == PATTERNS[name]["kind"], answer
 
 
 def test_nothing_is_kept(tmp_path):

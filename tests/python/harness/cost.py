@@ -94,7 +94,7 @@ def search_cost(count):
         for n in range(20)
     ]
     wall, spent = time.perf_counter(), time.process_time()
-    answers = _explain.Explainer._search(candidates, wall)
+    answers = _explain.Explainer._search(candidates)
     print(
         f"search for 20 candidates among {len(gc.get_objects()):,} objects: {time.perf_counter() - wall:.2f} s, "
         f"{time.process_time() - spent:.2f} s of CPU; explained {sum(bool(a['kept_at']) for a in answers.values())} of 20"
