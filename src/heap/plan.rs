@@ -20,7 +20,7 @@ const LOG: usize = 8192;
 /// The shortest period, in requests, that is worth a plan.
 const SHORTEST: usize = 8;
 /// So many requests together tell the place in the plan.
-const CONTEXT: usize = 6;
+const CONTEXT: usize = 12;
 /// After so many unexpected requests in a row the plan is not followed until its place is found again.
 const LOST: u32 = 24;
 
@@ -125,15 +125,15 @@ impl Planner {
         if self.plan.is_empty() {
             return None;
         }
-        // The latest requests tell the place in the plan, if they occur there once; else the request must
-        // be the one that comes next. An extra request leaves the place as it was.
-        let here = match self.places.get(&self.context()) {
-            Some(&Some(place)) => place as usize,
-            _ if self.misses < LOST && self.plan[self.next].size == size => self.next,
-            _ => {
-                self.misses = self.misses.saturating_add(1);
-                return None;
-            }
+        // An extra request leaves the place in the plan as it was. Where requests are missing, the latest
+        // ones tell the place, if together they occur in the plan once.
+        let here = if self.misses < LOST && self.plan[self.next].size == size {
+            self.next
+        } else if let Some(&Some(place)) = self.places.get(&self.context()) {
+            place as usize
+        } else {
+            self.misses = self.misses.saturating_add(1);
+            return None;
         };
         self.misses = 0;
         self.next = (here + 1) % self.plan.len();
