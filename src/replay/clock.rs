@@ -110,7 +110,13 @@ pub fn by_annotations(recording: &Recording) -> Option<Steps> {
 /// How many events of each device lie at or before each time.
 fn places(recording: &Recording, times_us: &[u64]) -> Vec<Vec<usize>> {
     let place = |device: &Device| {
-        times_us.iter().map(|time| device.events.partition_point(|event| event.time_us <= *time)).collect()
+        let mut before = 0;
+        let ends = times_us.iter().map(|time| {
+            // Never backwards, even where the events' times are out of order.
+            before = before.max(device.events.partition_point(|event| event.time_us <= *time));
+            before
+        });
+        ends.collect()
     };
     recording.devices.iter().map(place).collect()
 }
