@@ -198,6 +198,7 @@ fn a_cut_trace_is_read_up_to_the_cut() {
         before = cut.events();
         for (cut, whole) in cut.devices.iter().zip(&recording.devices) {
             assert_eq!(cut.events, whole.events[..cut.events.len()]);
+            assert!(cut.segments.is_empty(), "they tell of the end, which is not known");
         }
     }
     assert_eq!(before, recording.events());
@@ -266,6 +267,20 @@ fn a_history_that_was_cut_says_what_it_cannot_tell() {
     let json = summary::json(&outcome, &recording, "cut");
     assert_eq!(json["complete"], false);
     assert_eq!(json["recorded_reserved_peak"], LEAK_RESERVED);
+}
+
+#[test]
+fn steps_beyond_the_history_do_not_count() {
+    let mut recording = read(LEAK);
+    let steps = clock::steps(&recording);
+    let middle = steps.ends[0][19];
+    // The ring buffer lost the first twenty steps; the annotations are all there.
+    recording.devices[0].events.drain(..middle);
+    let late = clock::steps(&recording);
+    assert_eq!(late.count(), 40);
+    let middle = late.ends[0][9];
+    recording.devices[0].events.truncate(middle);
+    assert_eq!(clock::steps(&recording).count(), 10);
 }
 
 #[test]

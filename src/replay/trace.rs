@@ -181,14 +181,7 @@ pub fn read<R: Read>(input: &mut Input<R>) -> Result<Recording> {
         match reader.record(input) {
             Ok(true) => {}
             Ok(false) => return Ok(reader.recording),
-            Err(Error::Cut { offset, .. }) => {
-                let events = reader.recording.events();
-                reader
-                    .recording
-                    .notes
-                    .push(format!("the trace is cut short: it ends at byte {offset}, after {events} events"));
-                return Ok(reader.recording);
-            }
+            Err(Error::Cut { offset, .. }) => return Ok(reader.cut(offset)),
             Err(error) => return Err(error),
         }
     }
@@ -204,6 +197,24 @@ struct Reader {
 }
 
 impl Reader {
+    /// What is known of a run whose trace ends at `offset`: nothing of its end.
+    fn cut(mut self, offset: u64) -> Recording {
+        let recording = &mut self.recording;
+        let events = recording.events();
+        let last = recording
+            .devices
+            .iter()
+            .filter_map(|device| device.events.last())
+            .map(|event| event.time_us)
+            .max();
+        recording.annotations.retain(|mark| last.is_some_and(|last| mark.time_us <= last));
+        recording.devices.iter_mut().for_each(|device| device.segments.clear());
+        recording
+            .notes
+            .push(format!("the trace is cut short: it ends at byte {offset}, after {events} events"));
+        self.recording
+    }
+
     /// Reads one record; false after the last.
     fn record<R: Read>(&mut self, input: &mut Input<R>) -> Result<bool> {
         self.start = input.offset();
