@@ -1,6 +1,6 @@
 # make demo: build, run a training job that really leaks, print the finding.
 # make test: everything that CI runs. Both do all of their own set-up.
-.PHONY: all build demo test test-rust test-python lint bindings check-bindings bench soak clean
+.PHONY: all build demo test test-rust test-python lint bindings check-bindings bench clean
 .DEFAULT_GOAL := build
 
 CARGO ?= cargo
@@ -18,10 +18,14 @@ test: build lint test-rust check-bindings test-python
 lint: build
 	$(CARGO) fmt --check
 	$(CARGO) clippy --release --locked --all-targets -- -D warnings
+	$(CC) -std=c11 -fsyntax-only -Wall -Wextra -Wpedantic -Werror -x c include/strandline.h
+	$(CXX) -std=c++17 -fsyntax-only -Wall -Wextra -Werror cuda/*.cpp
 	@venv=$$(scripts/venv.sh) && "$$venv/bin/ruff" check python tests && "$$venv/bin/ruff" format --check python tests
 
+# STRANDLINE_REQUIRE_TORCH: a test that needs torch fails where there is none, instead of being skipped.
 test-rust: build
-	@venv=$$(scripts/venv.sh) && STRANDLINE_TEST_TORCH_PYTHON="$$venv/bin/python" $(CARGO) test --release --locked
+	@venv=$$(scripts/venv.sh) && STRANDLINE_TEST_PYTHON="$$venv/bin/python" STRANDLINE_REQUIRE_TORCH=1 \
+	$(CARGO) test --release --locked
 
 test-python: build
 	@venv=$$(scripts/venv.sh) && "$$venv/bin/python" -m pytest -q tests
@@ -31,12 +35,15 @@ bindings:
 	@venv=$$(scripts/venv.sh) && \
 	LIBCLANG_PATH=$$("$$venv/bin/python" -c 'import clang, os; print(os.path.join(list(clang.__path__)[0], "native"))') \
 	BINDGEN_EXTRA_CLANG_ARGS="-I$$(cc -print-file-name=include)" \
-	$(CARGO) build --locked --features bindings --lib
+	$(CARGO) check --release --locked --features bindings --lib
 
+# A file that is right keeps its time, so that nothing is built anew for it.
 check-bindings:
-	@cp src/attach/bindings.rs target/bindings.before && $(MAKE) --no-print-directory bindings && \
+	@mkdir -p target && cp -p src/attach/bindings.rs target/bindings.before && \
+	$(MAKE) --no-print-directory bindings && \
 	{ cmp -s target/bindings.before src/attach/bindings.rs || \
-	  { echo "src/attach/bindings.rs is not what include/strandline.h says; commit the new one" >&2; exit 1; }; }
+	  { echo "src/attach/bindings.rs is not what include/strandline.h says; commit the new one" >&2; exit 1; }; } && \
+	cp -p target/bindings.before src/attach/bindings.rs
 
 bench: build
 	$(CARGO) bench --locked

@@ -40,6 +40,7 @@ fn embed_python(folder: &Path) {
 #[cfg(feature = "bindings")]
 fn bindings() {
     println!("cargo:rerun-if-changed=include/strandline.h");
+    println!("cargo:rerun-if-changed=src/attach/bindings.rs");
     bindgen::Builder::default()
         .header("include/strandline.h")
         .allowlist_item("strandline_.*|STRANDLINE_.*")

@@ -44,11 +44,7 @@ def case_methods(path):
     import torch
 
     assert torch.cuda.memory.get_allocator_backend() == "pluggable"
-    return "%d methods replaced, declined %s, limits %s" % (
-        len(installed.replaced),
-        installed.declined,
-        installed.limits,
-    )
+    return f"{len(installed.replaced)} methods replaced, declined {installed.declined}, limits {installed.limits}"
 
 
 def case_training(path):
@@ -325,7 +321,7 @@ def run(name, path, preload=False):
     answer = [line[6:] for line in done.stdout.splitlines() if line.startswith("PASS: ")]
     if done.returncode == 0 and answer:
         return answer[-1]
-    raise AssertionError("exit %d\n%s\n%s" % (done.returncode, done.stdout[-500:], done.stderr[-1500:]))
+    raise AssertionError(f"exit {done.returncode}\n{done.stdout[-500:]}\n{done.stderr[-1500:]}")
 
 
 def main():
@@ -335,10 +331,10 @@ def main():
         if chosen and name not in chosen:
             continue
         try:
-            print("%-24s %s" % (name, run(name, path)), flush=True)
+            print(f"{name:24} {run(name, path)}", flush=True)
         except (AssertionError, subprocess.TimeoutExpired) as error:
             failed += 1
-            print("%-24s FAILED %s" % (name, error), flush=True)
+            print(f"{name:24} FAILED {error}", flush=True)
     return 1 if failed else 0
 
 

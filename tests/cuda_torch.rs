@@ -45,16 +45,16 @@ fn set_up() -> Option<Bench> {
     let headers: Vec<String> = headers.iter().map(|path| format!("-I{packages}/{path}")).collect();
     compile(&source("tests/fake_cuda/cudart.c"), &folder.join("libfakecudart.so"), &headers);
     // `cargo test --test cuda_torch` does not build examples by itself.
-    let built = Command::new(env!("CARGO"))
-        .args(["build", "--quiet", "--example", "torch_service"])
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .status()
-        .expect("cargo");
-    assert!(built.success(), "the test service does not build");
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--quiet", "--example", "torch_service"]).current_dir(env!("CARGO_MANIFEST_DIR"));
+    if !cfg!(debug_assertions) {
+        cargo.arg("--release");
+    }
+    assert!(cargo.status().expect("cargo").success(), "the test service does not build");
     // target/<profile>/deps/<this test>
     let exe = std::env::current_exe().expect("this binary");
-    let target = exe.ancestors().nth(3).expect("the target folder");
-    Some(Bench { python, service: target.join("debug/examples/libtorch_service.so"), folder })
+    let profile = exe.ancestors().nth(2).expect("the profile's folder");
+    Some(Bench { python, service: profile.join("examples/libtorch_service.so"), folder })
 }
 
 fn compile(source: &Path, to: &Path, flags: &[String]) {

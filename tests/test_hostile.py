@@ -5,7 +5,7 @@ import signal
 import subprocess
 
 import pytest
-from conftest import COMMAND, ROOT, end, wait_for_line
+from runner import COMMAND, ROOT, end, wait_for_line
 
 LIBRARY = COMMAND.parent / "libstrandline.so"
 
@@ -265,7 +265,7 @@ def test_isolated_stdin_and_module(jobs, python):
     text = job("print(digest(train(model())), __name__)")
     script = jobs.script(text, "trainmod.py")
     for how in ([python, "-I", script], [python, "-m", "trainmod"]):
-        assert jobs.same(*how).report["run"]["steps"] == 40
+        assert jobs.same(*how, cwd=jobs.folder).report["run"]["steps"] == 40
     assert jobs.same(python, "-", stdin=text).report["run"]["steps"] == 40
 
 
@@ -292,6 +292,153 @@ def test_an_unwritable_folder_is_said_once_and_the_job_goes_on(jobs, python):
     assert (done.code, done.out) == (plain.code, plain.out)
     assert done.err.count("/proc/strandline-out") == 1 and "--out" in done.err
     assert "Traceback" not in done.err
+
+
+def powerless():
+    """Root writes wherever it likes; not without these two capabilities."""
+    if os.geteuid() != 0:
+        return
+    import ctypes
+
+    drop_from_bounding_set, dac_override, dac_read_search = 24, 1, 2
+    for capability in (dac_override, dac_read_search):
+        if ctypes.CDLL(None).prctl(drop_from_bounding_set, capability, 0, 0, 0) != 0:
+            raise OSError("root's power over file modes cannot be given up")
+
+
+def test_a_read_only_working_directory(jobs, python):
+    script = jobs.script(
+        job("""
+        import pathlib
+        try:
+            pathlib.Path("mine").write_text("")
+        except PermissionError:
+            print("read-only")
+        print(digest(train(model())))
+        """)
+    )
+    here = jobs.folder / "here"
+    here.mkdir()
+    here.chmod(0o555)
+    plain = jobs.bare(python, script, cwd=here, before=powerless)
+    done = jobs.run(python, script, out=False, cwd=here, before=powerless)
+    assert (done.code, done.out) == (plain.code, plain.out)
+    assert plain.out.startswith("read-only\n")
+    assert done.err.count("strandline:") == 1, done.err
+    assert str(here / "strandline-out") in done.err and "--out" in done.err
+
+
+def test_a_job_that_closes_what_it_did_not_open(jobs, python):
+    """Daemons close every descriptor; a signal must then disturb no file that the job opens later."""
+    script = jobs.script(
+        job("""
+        import os, signal, time
+        train(model(), 5)
+        preloaded = "libstrandline" in os.environ.get("LD_PRELOAD", "")
+        os.closerange(3, 64)
+        ends = [os.pipe() for _ in range(16)]
+        for _ in range(3):
+            if preloaded:
+                os.kill(os.getpid(), signal.SIGUSR2)
+            time.sleep(0.1)
+        for read, write in ends:
+            os.write(write, b"whole")
+            assert os.read(read, 100) == b"whole"
+        print(digest(train(model())))
+        """)
+    )
+    assert jobs.same(python, script).report["run"]["steps"] == 45
+
+
+def test_an_interrupt_is_a_keyboard_interrupt(jobs, python):
+    script = jobs.script(
+        job("""
+        import os, signal
+        train(model(), 5)
+        os.kill(os.getpid(), signal.SIGINT)
+        train(model(), 5)
+        """)
+    )
+    done = jobs.same(python, script)
+    assert done.code == -signal.SIGINT and "KeyboardInterrupt" in done.err
+    assert done.report["run"]["steps"] == 5
+
+
+def test_an_abort_stays_one(jobs, python):
+    script = jobs.script(job("import os\ntrain(model(), 5)\nprint('x', flush=True)\nos.abort()"))
+    assert jobs.same(python, script).code == -signal.SIGABRT
+
+
+def test_leaving_from_a_signal_handler_in_c(jobs, python):
+    """`_exit` may be called in a signal handler, whatever lock the interrupted thread holds."""
+    source = jobs.script(
+        """
+        #include <signal.h>
+        #include <sys/time.h>
+        #include <unistd.h>
+        static void leave(int signal) { (void)signal; _exit(4); }
+        void arm(void) {
+            struct itimerval soon = {{0, 0}, {0, 300000}};
+            signal(SIGALRM, leave);
+            setitimer(ITIMER_REAL, &soon, 0);
+        }
+        """,
+        "leave.c",
+    )
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", jobs.folder / "leave.so", source], check=True)
+    script = jobs.script(
+        job(f"""
+        import ctypes
+        arm = ctypes.CDLL({str(jobs.folder / "leave.so")!r}).arm
+        train(model(), 5)
+        arm()
+        for _ in range(10**9):
+            torch.empty(1)
+        """)
+    )
+    for _ in range(3):
+        assert jobs.same(python, script).code == 4
+
+
+def test_a_closed_stderr(jobs, python):
+    script = jobs.script(job("kept = []\nprint(digest(train(model(), 60, kept)))"))
+    plain = jobs.bare(python, script, before=lambda: os.close(2))
+    done = jobs.run(python, script, before=lambda: os.close(2))
+    assert (done.code, done.out) == (plain.code, plain.out)
+    assert done.report["verdict"] == "leak"
+
+
+def test_a_script_given_on_the_command_line(jobs, python):
+    assert jobs.same(python, "-c", job("print(digest(train(model())))")).report["run"]["steps"] == 40
+
+
+def test_training_in_another_thread(jobs, python):
+    script = jobs.script(
+        job("""
+        import threading
+        def work():
+            print(digest(train(model())))
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        """)
+    )
+    assert jobs.same(python, script).report["run"]["steps"] == 40
+
+
+def test_ranks_made_by_spawn_report_for_themselves(jobs, python):
+    script = jobs.script(
+        job("""
+        import torch.multiprocessing as mp
+        def work(rank):
+            net = train(model(), 40)
+            print(rank, digest(net), flush=True)
+        if __name__ == "__main__":
+            mp.spawn(work, nprocs=1)
+        """)
+    )
+    done = jobs.same(python, script)
+    assert [report["run"]["steps"] for report in done.reports()][-1] in (39, 40)
 
 
 def test_too_large_an_allocation_fails_as_without_us(jobs, python):
@@ -340,11 +487,13 @@ def test_fail_on_leak(jobs, python):
 
 def test_wrong_command_lines(jobs):
     assert jobs.bare(COMMAND, "run", "--", "no-such-program").code == 127
-    assert jobs.bare(COMMAND, "run", "--", "/etc/hostname").code == 126
+    plain = jobs.script("true\n", "plain.txt")
+    plain.chmod(0o644)
+    assert jobs.bare(COMMAND, "run", "--", plain).code == 126
     done = jobs.bare(COMMAND, "run", "--mode", "gpu", "--", "true")
     assert done.code == 2 and "heap" in done.err
-    done = jobs.bare(COMMAND, "report", "/etc/hostname")
-    assert done.code == 2 and "/etc/hostname" in done.err and "panicked" not in done.err
+    done = jobs.bare(COMMAND, "report", plain)
+    assert done.code == 2 and str(plain) in done.err and "panicked" not in done.err
 
 
 def test_the_library_needs_nothing_of_cuda_or_python():

@@ -180,7 +180,9 @@ def _replace_methods(torch, library, result):
     result.declined = dict(answer["declined"])
     if answer["error"]:
         result.limits.append(
-            "torch's own allocator methods stay in use ({}): allocations are slower by torch's wrapper.".format(answer["error"])
+            "torch's own allocator methods stay in use ({}): allocations are slower by torch's wrapper.".format(
+                answer["error"]
+            )
         )
 
 

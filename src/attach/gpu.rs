@@ -99,7 +99,8 @@ impl Gpus {
     }
 
     fn out_of_memory(&self, device: i32, error: &HeapError) -> Refusal {
-        let HeapError::OutOfMemory { requested, allocated, reserved, in_pools, free, total, limit } = error else {
+        let HeapError::OutOfMemory { requested, allocated, reserved, in_pools, free, total, limit } = error
+        else {
             return Refusal::Failed(format!("strandline: {error}."));
         };
         let size = outcome::torch_size;
@@ -116,7 +117,10 @@ impl Gpus {
         if *in_pools > 0 {
             text += &format!("with {} reserved in private pools (e.g., CUDA Graphs), ", size(*in_pools));
         }
-        text += &format!("and {} is reserved by PyTorch but unallocated.", size(reserved.saturating_sub(*allocated)));
+        text += &format!(
+            "and {} is reserved by PyTorch but unallocated.",
+            size(reserved.saturating_sub(*allocated))
+        );
         if let Some(state) = process::state() {
             text += &state.who_has_the_memory(device);
         }
@@ -373,7 +377,14 @@ impl Service for Gpus {
         }
         let Some(place) = usize::try_from(device).ok().and_then(|n| self.watched.get(n)) else { return };
         let watched = place.get_or_init(|| Watched::new(device));
-        watched.saw(at, size, allocated, reserved, if size > 0 { stack() } else { StackId::NONE }, self.clock);
+        watched.saw(
+            at,
+            size,
+            allocated,
+            reserved,
+            if size > 0 { stack() } else { StackId::NONE },
+            self.clock,
+        );
     }
 }
 

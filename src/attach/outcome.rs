@@ -155,7 +155,8 @@ impl State {
         let report = self.assemble(Reason::OutOfMemory);
         let mut text = String::new();
         let here = |at: &Option<ledger::Frame>| {
-            at.as_ref().map_or("an unknown place".to_owned(), |f| format!("{}:{} in {}", f.file, f.line, f.function))
+            at.as_ref()
+                .map_or("an unknown place".to_owned(), |f| format!("{}:{} in {}", f.file, f.line, f.function))
         };
         for finding in report.findings.iter().filter(|f| f.device == i64::from(device)).take(3) {
             text += &format!(
@@ -241,7 +242,10 @@ fn part_of<D: Driver>(served: &Served<D>, wanted: &[u32]) -> Option<DevicePart> 
     let view = DeviceView::of(&books.accounts, wanted);
     let stats = books.heap.stats();
     drop(books);
-    Some(DevicePart { view, stats: stats.flat().into_iter().map(|(key, value)| (key, value.into())).collect() })
+    Some(DevicePart {
+        view,
+        stats: stats.flat().into_iter().map(|(key, value)| (key, value.into())).collect(),
+    })
 }
 
 /// Bytes as torch's own out-of-memory message shows them.

@@ -7,7 +7,7 @@
 //! `dlopen` (it searches that caller's RUNPATH) and a C++ exception of torch's allocator passes no Rust
 //! frame. Must not know what a heap or a ledger is.
 
-use super::{process, python_boot};
+use super::{process, python_boot, signal};
 use libc::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -199,7 +199,7 @@ mod entry {
 /// Always safe to call; does not return.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn _exit(code: c_int) -> ! {
-    process::leaving();
+    signal::leave();
     loop {
         // SAFETY: exit_group takes a status and does not return.
         unsafe { libc::syscall(libc::SYS_exit_group, code as libc::c_long) };

@@ -1,8 +1,13 @@
 //! The one state of a process: its devices, clock and judge, and what the entry points do with them.
 //!
 //! Invariants: the state is made once and never freed (frees may come after every destructor); no lock is
-//! held while a stack is captured, while Python runs or while a file is written; in a forked child nothing
-//! but a look at an address range is done. Locks are taken in the order device, judge.
+//! held while a stack is captured or while Python runs; in a forked child nothing but a look at an address
+//! range is done.
+//!
+//! Locks are taken in this order, any of them may be left out: the writing of a report, the candidates, the
+//! judge, a device (one at a time), and what clock and stacks lock inside their own functions. So nobody who
+//! holds a device, and with it every thread that allocates, waits for a report that is being put together.
+//! Callers may hold Python's GIL, or torch's allocator lock in observer mode: neither is ever taken here.
 
 use super::gpu::Gpus;
 use super::options::{self, Mode, Options};
@@ -46,6 +51,10 @@ pub struct State {
     candidates: Mutex<Option<String>>,
 }
 
+/// Why is said on stderr.
+#[derive(Debug)]
+pub struct NotStarted;
+
 /// What `strandline_start` may be told.
 #[derive(Default, Deserialize)]
 #[serde(default)]
@@ -80,14 +89,14 @@ pub fn is_detached() -> bool {
 }
 
 /// Begins accounting; a second call with the same mode does nothing.
-pub fn start(mode: i32, told: Option<&str>) -> Result<(), ()> {
-    let Some(mode) = Mode::from_abi(mode) else { return Err(()) };
+pub fn start(mode: i32, told: Option<&str>) -> Result<(), NotStarted> {
+    let Some(mode) = Mode::from_abi(mode) else { return Err(NotStarted) };
     if let Some(state) = state() {
         // Where torch will not swap its allocator, it can still be watched.
         if state.mode() == Mode::Heap && mode == Mode::Observer {
             state.mode.store(mode as i32, Ordering::Relaxed);
         }
-        return if state.mode() == mode { Ok(()) } else { Err(()) };
+        return if state.mode() == mode { Ok(()) } else { Err(NotStarted) };
     }
     if mode == Mode::Off || is_detached() || !python_boot::first_copy() {
         return Ok(());
@@ -98,7 +107,7 @@ pub fn start(mode: i32, told: Option<&str>) -> Result<(), ()> {
             say(format_args!(
                 "strandline_start: the options are not the JSON object of strandline.h: {error}"
             ));
-            return Err(());
+            return Err(NotStarted);
         }
     };
     let (mut options, wrong) = Options::from_env();
@@ -155,7 +164,7 @@ pub fn start(mode: i32, told: Option<&str>) -> Result<(), ()> {
     Ok(())
 }
 
-fn serve_host() -> Result<Served<HostDriver>, ()> {
+fn serve_host() -> Result<Served<HostDriver>, NotStarted> {
     let driver = HostDriver::with_memory(physical_memory());
     match Heap::new(driver, Config::host()) {
         Ok(heap) => Ok(Served::new(HOST, heap, None)),
@@ -164,7 +173,7 @@ fn serve_host() -> Result<Served<HostDriver>, ()> {
                 "host memory cannot be reserved ({error}); an address-space limit (ulimit -v) is the usual reason. \
                  The job runs without strandline"
             ));
-            Err(())
+            Err(NotStarted)
         }
     }
 }
@@ -251,22 +260,24 @@ impl State {
         let ended = self.clock.end_step(self.began.elapsed().as_nanos() as u64);
         let now = self.clock.now();
         let mut waiting = 0;
+        let mut judge = self.judge.lock();
         if let Some(mut books) = self.host.as_ref().and_then(Served::books) {
             let sample = books.sample();
             books.accounts.boundary(ended, now.epoch, &sample);
             books.trim_idle(ended, sample.allocated, sample.reserved);
-            waiting = self.judge.lock().look(&mut books.accounts, self.clock);
+            waiting = judge.look(&mut books.accounts, self.clock);
         }
         for mut books in self.gpus.into_iter().flat_map(Gpus::open).filter_map(Served::books) {
             let sample = books.sample();
             books.accounts.boundary(ended, now.epoch, &sample);
-            waiting = self.judge.lock().look(&mut books.accounts, self.clock);
+            waiting = judge.look(&mut books.accounts, self.clock);
         }
         for mut notes in self.gpus.into_iter().flat_map(Gpus::seen).filter_map(Watched::notes) {
             let sample = notes.sample();
             notes.accounts.boundary(ended, now.epoch, &sample);
-            waiting = self.judge.lock().look(&mut notes.accounts, self.clock);
+            waiting = judge.look(&mut notes.accounts, self.clock);
         }
+        drop(judge);
         self.tell_news();
         if self.options.every > 0 && (ended + 1).is_multiple_of(self.options.every) {
             self.report(None);

@@ -46,7 +46,7 @@ pub(super) fn seen(path: &[u8]) {
 /// Whether this is the copy of the library that serves the process (a job may be preloaded twice).
 pub(super) fn first_copy() -> bool {
     symbol(c"strandline_abi_version")
-        .is_none_or(|at| at as usize == super::abi::strandline_abi_version as *const () as usize)
+        .is_none_or(|at| std::ptr::eq(at, super::abi::strandline_abi_version as *const c_void))
 }
 
 fn run() {

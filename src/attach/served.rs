@@ -54,7 +54,13 @@ impl<D: Driver> Served<D> {
 
     /// Hands out a block and enters it under its stack and generation.
     #[inline]
-    pub fn malloc(&self, size: u64, stream: Stream, stack: StackId, clock: &Clock) -> Result<Address, HeapError> {
+    pub fn malloc(
+        &self,
+        size: u64,
+        stream: Stream,
+        stack: StackId,
+        clock: &Clock,
+    ) -> Result<Address, HeapError> {
         let mut books = self.books.lock();
         let at = books.heap.malloc(size, stream, Tag(0, 0))?;
         let tag = books.accounts.born(stack.0, size, clock.now());

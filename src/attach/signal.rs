@@ -1,14 +1,38 @@
-//! Reports on a signal, and before a signal that ends the job.
+//! Reports on a signal, and before the job is ended by a signal or leaves by `_exit`.
 //!
-//! The handler writes one byte into a pipe; a thread of ours, with every signal blocked, does the work. The
-//! previous handler is called after ours. A terminating signal that nobody handles (SIGTERM) is handled so
+//! The handler notes the signal and posts a semaphore (no file descriptor: a job may close those that it did
+//! not open); a thread of ours, with every signal blocked, does the work. The previous handler is called
+//! after ours. A terminating signal that nobody handles (SIGTERM) is handled so
 //! that the report is written first; then it is sent again with its default action, so the job dies of it
 //! as it would have. Must not allocate, lock or call Python in the handler.
 
+use std::cell::UnsafeCell;
+use std::mem::MaybeUninit;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
-static PIPE: AtomicI32 = AtomicI32::new(-1);
+/// Counts what waits for the thread.
+struct Semaphore(UnsafeCell<MaybeUninit<libc::sem_t>>);
+
+// SAFETY: the functions of sem_overview(7) may be called from any thread at any time.
+unsafe impl Sync for Semaphore {}
+
+impl Semaphore {
+    fn at(&self) -> *mut libc::sem_t {
+        self.0.get().cast()
+    }
+}
+
+static WORK: Semaphore = Semaphore(UnsafeCell::new(MaybeUninit::uninit()));
+/// The signals that wait, one bit each.
+static SIGNALS: AtomicU64 = AtomicU64::new(0);
+/// Whether the thread is there to do the work.
+static SERVING: AtomicBool = AtomicBool::new(false);
+/// How far the report before `_exit` is.
+static LEAVING: AtomicU8 = AtomicU8::new(STAYS);
+const STAYS: u8 = 0;
+const LEAVES: u8 = 1;
+const LEFT: u8 = 2;
 static OWNER: AtomicI32 = AtomicI32::new(0);
 static PREVIOUS: [AtomicUsize; 65] = [const { AtomicUsize::new(0) }; 65];
 static STARTED: OnceLock<()> = OnceLock::new();
@@ -21,11 +45,10 @@ extern "C" fn handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: 
     // of ours runs except the previous handler.
     unsafe {
         let errno = *libc::__errno_location();
-        let pipe = PIPE.load(Ordering::Relaxed);
-        let ours = libc::getpid() == OWNER.load(Ordering::Relaxed) && pipe >= 0;
+        let ours = libc::getpid() == OWNER.load(Ordering::Relaxed) && SERVING.load(Ordering::Relaxed);
         if ours {
-            let byte = signal as u8;
-            libc::write(pipe, (&raw const byte).cast(), 1);
+            SIGNALS.fetch_or(bit(signal), Ordering::Release);
+            libc::sem_post(WORK.at());
         }
         let previous = PREVIOUS.get(signal as usize).map_or(0, |p| p.load(Ordering::Relaxed));
         match previous {
@@ -43,6 +66,10 @@ extern "C" fn handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: 
         }
         *libc::__errno_location() = errno;
     }
+}
+
+fn bit(signal: i32) -> u64 {
+    1 << (signal - 1).clamp(0, 63)
 }
 
 /// Installs our handler for `signal` if nobody else handles it. Returns whether it was free.
@@ -82,18 +109,14 @@ pub fn start(asked: Option<i32>) -> Result<(), String> {
     if STARTED.set(()).is_err() {
         return Ok(());
     }
-    let mut ends = [0i32; 2];
-    // SAFETY: pipe2 with room for two descriptors.
-    if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK) } != 0 {
-        return Err("no pipe could be made, so no report on a signal".into());
+    // SAFETY: the semaphore lies in a static, and nobody uses it before SERVING is set.
+    if unsafe { libc::sem_init(WORK.at(), 0, 0) } != 0 {
+        return Err("no semaphore could be made, so no report on a signal".into());
     }
-    // The reading end blocks; only the handler must not.
-    // SAFETY: fcntl on our own descriptor.
-    unsafe { libc::fcntl(ends[0], libc::F_SETFL, 0) };
     // SAFETY: getpid cannot fail.
     OWNER.store(unsafe { libc::getpid() }, Ordering::Relaxed);
-    PIPE.store(ends[1], Ordering::Relaxed);
-    spawn(ends[0])?;
+    spawn()?;
+    SERVING.store(true, Ordering::Release);
     let free = match asked {
         Some(0) => true,
         Some(signal) => install(signal),
@@ -107,7 +130,7 @@ pub fn start(asked: Option<i32>) -> Result<(), String> {
 }
 
 /// Starts the thread that writes reports, with every signal blocked in it.
-fn spawn(pipe: i32) -> Result<(), String> {
+fn spawn() -> Result<(), String> {
     // SAFETY: signal sets are plain data; the mask of this thread is put back below.
     let old = unsafe {
         let mut all: libc::sigset_t = std::mem::zeroed();
@@ -116,33 +139,58 @@ fn spawn(pipe: i32) -> Result<(), String> {
         libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut old);
         old
     };
-    let thread =
-        std::thread::Builder::new().name("strandline".into()).stack_size(1 << 20).spawn(move || serve(pipe));
+    let thread = std::thread::Builder::new().name("strandline".into()).stack_size(1 << 20).spawn(serve);
     // SAFETY: the mask saved above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &old, std::ptr::null_mut()) };
     thread.map(drop).map_err(|e| format!("no thread could be started ({e}), so no report on a signal"))
 }
 
-fn serve(pipe: i32) {
+fn serve() {
     loop {
-        let mut byte = 0u8;
-        // SAFETY: one byte into a live buffer.
-        let got = unsafe { libc::read(pipe, (&raw mut byte).cast(), 1) };
-        if got == 0 {
-            return;
+        // SAFETY: the semaphore was made before this thread.
+        if unsafe { libc::sem_wait(WORK.at()) } != 0 {
+            continue; // interrupted, by a debugger
         }
-        if got < 0 {
-            // SAFETY: errno of this thread.
-            if unsafe { *libc::__errno_location() } == libc::EINTR {
-                continue;
-            }
-            return;
-        }
-        let signal = i32::from(byte);
-        if signal == libc::SIGTERM {
-            end_with(signal);
-        } else {
+        let signals = SIGNALS.swap(0, Ordering::AcqRel);
+        if signals & bit(libc::SIGTERM) != 0 {
+            end_with(libc::SIGTERM);
+        } else if signals != 0 {
             let _ = std::panic::catch_unwind(super::process::report_on_request);
+        }
+        if LEAVING.load(Ordering::Acquire) == LEAVES {
+            let _ = std::panic::catch_unwind(super::process::leaving);
+            LEAVING.store(LEFT, Ordering::Release);
+        }
+    }
+}
+
+/// Writes the last report before `_exit`, which may be called in a signal handler while the thread that it
+/// interrupted holds any lock: so the work is done by our thread, and waited for no longer than a while.
+pub fn leave() {
+    // SAFETY: getpid cannot fail.
+    let here = unsafe { libc::getpid() } == OWNER.load(Ordering::Relaxed);
+    if !here || super::process::state().is_none() {
+        return;
+    }
+    if !SERVING.load(Ordering::Acquire) {
+        return super::process::leaving();
+    }
+    if LEAVING.compare_exchange(STAYS, LEAVES, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+        return;
+    }
+    const PAUSES: u32 = 2000;
+    let pause = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: i64::from(LAST_REPORT_SECONDS) * 1_000_000_000 / i64::from(PAUSES),
+    };
+    // SAFETY: a semaphore that was made; nanosleep with a valid time.
+    unsafe {
+        libc::sem_post(WORK.at());
+        for _ in 0..PAUSES {
+            if LEAVING.load(Ordering::Acquire) == LEFT {
+                return;
+            }
+            libc::nanosleep(&pause, std::ptr::null_mut());
         }
     }
 }

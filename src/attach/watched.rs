@@ -67,7 +67,12 @@ impl Watched {
 impl Notes {
     /// What the ledger is told about the device at a step boundary.
     pub fn sample(&self) -> Sample {
-        Sample { allocated: self.allocated, reserved: self.reserved, active: self.allocated, ..Sample::default() }
+        Sample {
+            allocated: self.allocated,
+            reserved: self.reserved,
+            active: self.allocated,
+            ..Sample::default()
+        }
     }
 
     /// The live blocks of a site.

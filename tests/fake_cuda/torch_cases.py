@@ -217,7 +217,7 @@ def case_streams():
     side = torch.cuda.Stream()
     a = empty(100)
     a.record_stream(side)
-    assert "record_stream true %d" % side.cuda_stream in log()
+    assert f"record_stream true {side.cuda_stream}" in log()
     with torch.cuda.stream(side):
         b = empty(100)
     streams = {segment["stream"] for segment in torch.cuda.memory_snapshot()}
@@ -248,7 +248,7 @@ def case_pools():
     del inside
     log()
     del pool
-    assert "release_pool 0 PoolId(%d, %d)" % identifier in log()
+    assert "release_pool 0 PoolId({}, {})".format(*identifier) in log()
     raises(RuntimeError, "use_on_oom", lambda: torch.cuda.MemPool(use_on_oom=True))
     plain = torch.cuda.memory.CUDAPluggableAllocator(
         LIBRARY, "strandline_torch_malloc", "strandline_torch_free"
@@ -312,7 +312,7 @@ def case_sharing():
     queue.put(tensor[MIB:])
     size, there, distance, lines = answers.get(timeout=120)
     assert size == 3 * MIB and there and distance == MIB
-    assert lines.count("open_shared 0 %d" % (4 * MIB)) == 1, lines
+    assert lines.count(f"open_shared 0 {4 * MIB}") == 1, lines
     assert "close_shared" in answers.get(timeout=60)
     process.join()
     assert process.exitcode == 0
@@ -342,8 +342,8 @@ def case_observer():
     del b
     lines = log()
     assert lines == [
-        "observed true %d 0 %d %d" % (5 * MIB, 5 * MIB + 1024, 22 * MIB),
-        "observed true %d 0 %d %d" % (-5 * MIB, 1024, 22 * MIB),
+        f"observed true {5 * MIB} 0 {5 * MIB + 1024} {22 * MIB}",
+        f"observed true {-5 * MIB} 0 1024 {22 * MIB}",
     ], lines
     side.observe(library, False)
     del a

@@ -122,7 +122,7 @@ def run(source, **env):
     head = f"""
         import sys, os; sys.path[:0] = [{PACKAGE!r}, {os.path.dirname(__file__)!r}]
         import torch
-        from conftest import FakeLibrary
+        from fake_library import FakeLibrary
         from strandline import _boot
         library = FakeLibrary()
         assert _boot.start("host", library=library)

@@ -13,7 +13,7 @@ sys.path[:0] = [
     str(pathlib.Path(__file__).resolve().parents[1]),
 ]
 import torch
-from conftest import FakeLibrary
+from fake_library import FakeLibrary
 from strandline import _boot, _explain, _library
 
 

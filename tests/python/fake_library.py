@@ -1,0 +1,39 @@
+"""A stand-in for the preloaded library."""
+
+
+class FakeLibrary:
+    """Counts what the clock tells it; offers nothing."""
+
+    def __init__(self):
+        self.steps = self.epochs = 0
+        self.phases = []
+        self.now = 0
+        self.answers = {}
+        self.offered = []
+
+    def mode(self):
+        return 3
+
+    def start(self, mode, options=None):
+        return 0
+
+    def step(self):
+        self.steps += 1
+        return len(self.offered)
+
+    def epoch(self):
+        self.epochs += 1
+        return 0
+
+    def phase(self, phase):
+        before, self.now = self.now, phase
+        self.phases.append(phase)
+        return before
+
+    def candidates(self):
+        offered, self.offered = self.offered, []
+        return offered
+
+    def explain(self, identity, answer):
+        self.answers[identity] = answer
+        return 0
