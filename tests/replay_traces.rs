@@ -2,8 +2,9 @@
 
 use serde_json::Value;
 use std::fs::File;
-use std::path::PathBuf;
-use strandline::replay::{clock, file, recorded, start};
+use std::path::{Path, PathBuf};
+use strandline::replay::subject::StrandlineHeap;
+use strandline::replay::{clock, file, recorded, run, start, summary};
 
 /// The folder of recordings, where the environment names one.
 fn folder() -> Option<PathBuf> {
@@ -57,4 +58,47 @@ fn steps_are_found_with_and_without_annotations() {
             annotated.epochs
         );
     }
+}
+
+/// What is known of a job, where the folder of jobs lies beside that of recordings.
+fn truth(folder: &Path) -> Option<Value> {
+    let file = File::open(folder.join("../workloads/truth.json")).ok()?;
+    serde_json::from_reader(file).ok()
+}
+
+#[test]
+fn findings_are_those_of_the_job() {
+    let Some(folder) = folder() else { return };
+    let Some(truth) = truth(&folder) else { return };
+    let told: Value = serde_json::from_reader(File::open(folder.join("traces.json")).unwrap()).unwrap();
+    let mut wrong = Vec::new();
+    for name in told.as_object().unwrap().keys() {
+        let truth = &truth[name];
+        let recording = file::read(File::open(folder.join(format!("{name}.pickle.gz"))).unwrap()).unwrap();
+        let heap = |_| StrandlineHeap::new(1 << 40).map_err(|error| error.to_string());
+        let outcome = run::replay(&recording, None, heap, |_| {}).unwrap();
+        let findings = summary::json(&outcome, &recording, name)["findings"].take();
+        let found = findings.as_array().unwrap();
+        let class = truth["class"].as_str().unwrap();
+        let line = |finding: &Value| {
+            let at = &finding["allocated_at"];
+            format!("{}:{}", at["file"].as_str().unwrap_or("").rsplit('/').next().unwrap(), at["line"])
+        };
+        let said: Vec<_> = found.iter().map(|f| (f["class"].as_str().unwrap(), line(f))).collect();
+        eprintln!("{name}: {class}, said {said:?}");
+        let right = match class {
+            "clean" => found.is_empty(),
+            _ => {
+                found.len() == 1
+                    && found.iter().any(|finding| {
+                        finding["class"] == class
+                            && (class == "fragmentation" || truth["alloc_site"] == line(finding))
+                    })
+            }
+        };
+        if !right {
+            wrong.push(name.clone());
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:?}");
 }

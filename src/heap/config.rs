@@ -41,8 +41,8 @@ impl Config {
             device: 0,
             minimum: 512,
             limit: None,
-            slack: 10,
-            slack_before_wait: 25,
+            slack: 25,
+            slack_before_wait: 28,
             largest_handle: 32 << 20,
             region: None,
         }

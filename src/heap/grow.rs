@@ -280,7 +280,7 @@ impl<D: Driver> Heap<D> {
         lane.in_use && self.pools.open(lane.pool)
     }
 
-    /// The idle handle that was used longest ago: the free range and the piece in it. With `quiet` only
+    /// The idle handle that will be missed least: the free range and the piece in it. With `quiet` only
     /// one that no work can be using.
     fn victim(&self, window: Option<&Window>, largest: u64, quiet: bool) -> Option<(Id, (HandleId, Piece))> {
         let mut best: Option<((bool, u64), Id, (HandleId, Piece))> = None;
@@ -291,11 +291,11 @@ impl<D: Driver> Heap<D> {
             for (kind, arena) in lane.arenas.iter().enumerate() {
                 for id in arena.bins.at_least(&self.blocks, PAGE) {
                     let block = &self.blocks[id];
-                    let age = self.clock - block.word;
-                    let cost = match std::env::var("V").unwrap().as_str() {
-                        "mru" => (kind == PLANNED, age),
-                        "lru" => (kind == PLANNED, block.word),
-                        _ => (kind == PLANNED, if kind == PLANNED { age } else { block.word }),
+                    // What lay idle longest goes first. Planned places go last, and of them the one that was
+                    // used just now: it is the one that will be needed latest.
+                    let cost = match kind {
+                        PLANNED => (true, self.clock - block.word),
+                        _ => (false, block.word),
                     };
                     let cheaper = best.is_none_or(|(least, ..)| cost < least);
                     if !cheaper || (quiet && block.word > lane.marks.quiet) {

@@ -558,7 +558,10 @@ impl<D: Driver> Heap<D> {
         let slab = &self.slabs[id];
         let (base, run, class, arena) = (slab.base, slab.block, usize::from(slab.class), slab.arena);
         let segment = self.blocks[run].segment;
-        let in_arena = &mut self.lanes[lane_of(arena)].arenas[SMALL];
+        let lane = &mut self.lanes[lane_of(arena)];
+        // The clock of other lanes' frees would never become quiet here.
+        let clock = lane.last_free;
+        let in_arena = &mut lane.arenas[SMALL];
         self.slabs.unlink(&mut in_arena.slabs[class], id);
         if in_arena.empty[class] == id {
             in_arena.empty[class] = NONE;
@@ -566,7 +569,6 @@ impl<D: Driver> Heap<D> {
         in_arena.taken -= 1;
         self.slabs.retire(id);
         self.space.set_slab(segment, base, RUN, None);
-        let clock = self.clock;
         self.release_range(run, clock);
     }
 

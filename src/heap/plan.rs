@@ -20,7 +20,7 @@ const LOG: usize = 8192;
 /// The shortest period, in requests, that is worth a plan.
 const SHORTEST: usize = 8;
 /// So many requests together tell the place in the plan.
-const CONTEXT: usize = 6;
+const CONTEXT: usize = 12;
 /// After so many unexpected requests in a row the plan is not followed until its place is found again.
 const LOST: u32 = 24;
 
@@ -46,6 +46,8 @@ struct Planned {
     size: u64,
     /// None for a block that outlives the period.
     offset: Option<u64>,
+    born: u64,
+    length: u64,
 }
 
 /// The log of a lane's large requests, and the plan made from it.
@@ -64,8 +66,12 @@ pub(super) struct Planner {
     misses: u32,
     /// Pages moved since the plan was made (or looked for).
     pub moved: u64,
-    /// Requests whose place was taken since then.
+    /// Requests whose place was taken since the plan was made or repaired.
     pub blocked: u64,
+    /// Requests when it was.
+    mended: u64,
+    /// Length of the period, in requests and frees.
+    span: u64,
     /// No new plan before this many requests.
     pub not_before: u64,
     patience: u64,
@@ -84,6 +90,8 @@ impl Planner {
             misses: 0,
             moved: 0,
             blocked: 0,
+            mended: 0,
+            span: 0,
             not_before: 2 * SHORTEST as u64,
             patience: 64,
         }
@@ -117,15 +125,15 @@ impl Planner {
         if self.plan.is_empty() {
             return None;
         }
-        // The latest requests tell the place in the plan, if they occur there once; else the request must
-        // be the one that comes next. An extra request leaves the place as it was.
-        let here = match self.places.get(&self.context()) {
-            Some(&Some(place)) => place as usize,
-            _ if self.misses < LOST && self.plan[self.next].size == size => self.next,
-            _ => {
-                self.misses = self.misses.saturating_add(1);
-                return None;
-            }
+        // An extra request leaves the place in the plan as it was. Where requests are missing, the latest
+        // ones tell the place, if together they occur in the plan once.
+        let here = if self.misses < LOST && self.plan[self.next].size == size {
+            self.next
+        } else if let Some(&Some(place)) = self.places.get(&self.context()) {
+            place as usize
+        } else {
+            self.misses = self.misses.saturating_add(1);
+            return None;
         };
         self.misses = 0;
         self.next = (here + 1) % self.plan.len();
@@ -151,7 +159,6 @@ impl Planner {
     /// outlived their place there: `taken` has offset, size and number of every block that lies in the
     /// room. Returns whether there is a new plan.
     pub(super) fn make(&mut self, room: u64, taken: &[(u64, u64, u32)]) -> bool {
-        let blocked = std::mem::take(&mut self.blocked);
         self.moved = 0;
         let Some((lives, period)) = self.period() else {
             self.not_before = self.requests + self.patience;
@@ -159,9 +166,7 @@ impl Planner {
             return false;
         };
         let count = period.0;
-        let stays = |number: u32| (self.requests as u32).wrapping_sub(number) as usize > count;
-        let obstacles: Vec<(u64, u64)> =
-            taken.iter().filter(|block| stays(block.2)).map(|block| (block.0, block.1)).collect();
+        let obstacles = self.obstacles(taken, count);
         let (offsets, height) = pack_best(&lives, &obstacles, period.1);
         if height > room {
             self.not_before = self.requests + 1024;
@@ -173,16 +178,22 @@ impl Planner {
                 == sum(&mut (0..count).map(|back| self.logged(back).size));
         self.patience = (self.patience * 2).min(64 * count as u64).max(4 * count as u64);
         self.not_before = self.requests + self.patience;
-        if same && height >= self.height && blocked * 20 < self.patience / 2 {
+        if same && height + height / 100 >= self.height {
             // The same step again: another layout would only move everything once more.
             return false;
         }
         // The window began two periods ago, so the next request is the plan's first.
         self.plan = (0..count)
-            .map(|request| Planned { size: self.logged(2 * count - 1 - request).size, offset: None })
+            .map(|request| Planned {
+                size: self.logged(2 * count - 1 - request).size,
+                offset: None,
+                born: 0,
+                length: 0,
+            })
             .collect();
         for (life, offset) in lives.iter().zip(offsets) {
-            self.plan[life.request].offset = Some(offset);
+            let planned = &mut self.plan[life.request];
+            (planned.offset, planned.born, planned.length) = (Some(offset), life.born, life.length);
         }
         self.places.clear();
         for place in 0..count {
@@ -194,7 +205,53 @@ impl Planner {
             }
         }
         (self.next, self.misses, self.height) = (0, 0, height);
+        (self.mended, self.blocked, self.span) = (self.requests, 0, period.1);
         true
+    }
+
+    /// Whether places are taken by blocks that outlive the period.
+    pub(super) fn is_blocked(&self) -> bool {
+        self.blocked > 0 && self.requests >= self.mended + self.plan.len() as u64
+    }
+
+    /// Gives new places to those requests whose place is taken by a block that has outlived a period; the
+    /// others keep theirs, so that little moves.
+    pub(super) fn mend(&mut self, taken: &[(u64, u64, u32)]) {
+        (self.mended, self.blocked) = (self.requests, 0);
+        let obstacles = self.obstacles(taken, self.plan.len());
+        let hit = |planned: &Planned, offset: u64| {
+            obstacles.iter().any(|&(at, size)| at < offset + planned.size && offset < at + size)
+        };
+        let (mut homeless, mut settled, mut given) = (Vec::new(), Vec::new(), Vec::new());
+        for (request, planned) in self.plan.iter().enumerate() {
+            let Some(offset) = planned.offset else { continue };
+            let (size, born, length) = (planned.size.next_multiple_of(GRAIN), planned.born, planned.length);
+            let life = Life { request, size, born, length };
+            if hit(planned, offset) {
+                homeless.push(life);
+            } else {
+                settled.push(life);
+                given.push(offset);
+            }
+        }
+        let count = homeless.len();
+        homeless.sort_by_key(|life| std::cmp::Reverse(life.size));
+        let order: Vec<usize> = (0..count).collect();
+        let mut all = homeless;
+        all.append(&mut settled);
+        all.extend(obstacles.iter().map(|&(_, size)| Life { request: 0, size, born: 0, length: self.span }));
+        given.extend(obstacles.iter().map(|&(offset, _)| offset));
+        let (offsets, height) = pack(&all, &order, &given, self.span);
+        for (life, offset) in all[..count].iter().zip(offsets) {
+            self.plan[life.request].offset = Some(offset);
+        }
+        self.height = self.height.max(height);
+    }
+
+    /// The blocks of `taken` that have outlived a period of `count` requests: offset and size.
+    fn obstacles(&self, taken: &[(u64, u64, u32)], count: usize) -> Vec<(u64, u64)> {
+        let stays = |number: u32| (self.requests as u32).wrapping_sub(number) as usize > count;
+        taken.iter().filter(|block| stays(block.2)).map(|block| (block.0, block.1)).collect()
     }
 
     /// The lives of one period: the shortest with which the log has repeated itself and within which

@@ -48,8 +48,8 @@ impl<D: Driver> Heap<D> {
             None => self.malloc_block_slow(lane, size, requested, tag)?,
         };
         self.blocks[id].a = number;
-        if self.lanes[lane].planner.as_ref().is_some_and(|planner| planner.is_due()) {
-            self.make_plan(lane);
+        if self.lanes[lane].planner.as_ref().is_some_and(|planner| planner.is_due() || planner.is_blocked()) {
+            self.improve_plan(lane);
         }
         Ok(self.blocks[id].addr)
     }
@@ -63,10 +63,14 @@ impl<D: Driver> Heap<D> {
     }
 
     #[cold]
-    fn make_plan(&mut self, lane: usize) {
+    fn improve_plan(&mut self, lane: usize) {
         let room = self.total / PAGE * PAGE;
         let taken = self.taken_places(lane);
-        let made = self.lanes[lane].planner.as_mut().is_some_and(|planner| planner.make(room, &taken));
+        let Some(planner) = &mut self.lanes[lane].planner else { return };
+        if planner.is_blocked() {
+            planner.mend(&taken);
+        }
+        let made = planner.is_due() && planner.make(room, &taken);
         if made && self.lanes[lane].arenas[PLANNED].segments.is_empty() {
             // Without addresses the plan is never followed.
             let _no_addresses = self.new_segment(arena_number(lane, PLANNED), room);

@@ -101,7 +101,12 @@ pub fn by_annotations(recording: &Recording) -> Option<Steps> {
         calls.iter().max_by_key(order).map(|(name, _)| *name)
     })?;
     let ends = recording.annotations.iter().filter(|a| a.name == best && !a.begins);
-    let times_us: Vec<u64> = ends.map(|annotation| annotation.time_us).collect();
+    let mut times_us: Vec<u64> = ends.map(|annotation| annotation.time_us).collect();
+    // Annotations may reach further than the history: of steps beyond nothing is known.
+    let events = || recording.devices.iter().flat_map(|device| &device.events).map(|event| event.time_us);
+    let (first, last) = (events().min()?, events().max()?);
+    times_us.drain(..times_us.partition_point(|time| *time < first));
+    times_us.truncate(times_us.partition_point(|time| *time <= last) + 1);
     let name = recording.stacks.name(best).to_owned();
     let epochs = epochs(recording, &times_us);
     Some(Steps { ends: places(recording, &times_us), times_us, epochs, source: Source::Annotations { name } })
@@ -110,7 +115,13 @@ pub fn by_annotations(recording: &Recording) -> Option<Steps> {
 /// How many events of each device lie at or before each time.
 fn places(recording: &Recording, times_us: &[u64]) -> Vec<Vec<usize>> {
     let place = |device: &Device| {
-        times_us.iter().map(|time| device.events.partition_point(|event| event.time_us <= *time)).collect()
+        let mut before = 0;
+        let ends = times_us.iter().map(|time| {
+            // Never backwards, even where the events' times are out of order.
+            before = before.max(device.events.partition_point(|event| event.time_us <= *time));
+            before
+        });
+        ends.collect()
     };
     recording.devices.iter().map(place).collect()
 }

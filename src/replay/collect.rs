@@ -5,7 +5,7 @@
 
 use super::objects::{Id, Objects, Shape, Value};
 use super::pickle::Sink;
-use super::recording::{ACTIONS, Action, Event, Recording};
+use super::recording::{ACTIONS, Action, Event, MOST, Recording};
 use hashbrown::HashMap;
 use std::ops::Range;
 
@@ -149,7 +149,7 @@ impl Collector {
                     action = ACTIONS.iter().find(|(_, known)| *known == name).map(|(action, _)| *action);
                 }
                 "addr" => address = word(objects, *value, "an entry's addr")?,
-                "size" => size = count(objects, *value, "an entry's size")?,
+                "size" => size = bytes(objects, *value, "an entry's size")?,
                 "stream" => stream = word(objects, *value, "an entry's stream")?,
                 "time_us" => time_us = count(objects, *value, "an entry's time_us")?,
                 "device_free" => device_free = count(objects, *value, "an entry's device_free")?,
@@ -254,4 +254,10 @@ pub fn count(objects: &Objects, value: Value, what: &str) -> Result<u64, String>
         Value::Int(number) => u64::try_from(number).map_err(|_| format!("{what} is negative: {number}")),
         _ => Err(format!("{what} is {}", objects.type_name(value))),
     }
+}
+
+/// A size of memory.
+pub fn bytes(objects: &Objects, value: Value, what: &str) -> Result<u64, String> {
+    let size = count(objects, value, what)?;
+    if size > MOST { Err(format!("{what} is more than any device has: {size}")) } else { Ok(size) }
 }

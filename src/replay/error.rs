@@ -27,7 +27,7 @@ impl fmt::Display for Error {
                 write!(f, "is cut short: it ends at byte {offset}, in the middle of {within}")
             }
             Error::Corrupt { offset, what } => write!(f, "is corrupt at byte {offset}: {what}"),
-            Error::Foreign(what) => write!(f, "is not a recording: {what}"),
+            Error::Foreign(what) => write!(f, "is not a snapshot: {what}"),
         }
     }
 }

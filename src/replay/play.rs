@@ -49,7 +49,16 @@ struct Live {
     at: Option<Address>,
     requested: u64,
     tag: (u64, u64),
-    /// Given back, but in use by another stream.
+    /// Given back.
+    pending: bool,
+    /// The work of another stream that it was given back with.
+    work: Option<u64>,
+}
+
+/// Where a block ends, and whether it was given back with work on it.
+#[derive(Clone, Copy)]
+struct Taken {
+    end: u64,
     pending: bool,
 }
 
@@ -60,8 +69,7 @@ pub struct Player<'r, S> {
     subject: S,
     next: usize,
     live: HashMap<u64, Live>,
-    /// Where blocks end, by where they begin.
-    taken: BTreeMap<Address, u64>,
+    taken: BTreeMap<Address, Taken>,
     requested: u64,
     active: u64,
     recorded_reserved: u64,
@@ -168,7 +176,7 @@ impl<'r, S: Subject> Player<'r, S> {
             }
         };
         let tag = watch.born(stack, requested);
-        self.live.insert(address, Live { at, requested, tag, pending: false });
+        self.live.insert(address, Live { at, requested, tag, pending: false, work: None });
         self.requested += requested;
         self.active += requested;
         Ok(())
@@ -176,11 +184,19 @@ impl<'r, S: Subject> Player<'r, S> {
 
     fn occupy(&mut self, at: Address, size: u64) -> Result<(), String> {
         let end = at.checked_add(size).ok_or("the heap handed out an address that overflows")?;
-        let below = self.taken.range(..end).next_back();
-        if let Some((other, until)) = below.filter(|(_, until)| **until > at) {
-            return Err(format!("the heap handed out {at:#x}..{end:#x} over {other:#x}..{until:#x}: a bug"));
+        while let Some((other, taken)) =
+            self.taken.range(..end).next_back().filter(|(_, taken)| taken.end > at)
+        {
+            let (other, until) = (*other, taken.end);
+            if !taken.pending {
+                return Err(format!(
+                    "the heap handed out {at:#x}..{end:#x} over {other:#x}..{until:#x}: a bug"
+                ));
+            }
+            // It waited for the stream, earlier than the recorded allocator did.
+            self.taken.remove(&other);
         }
-        self.taken.insert(at, end);
+        self.taken.insert(at, Taken { end, pending: false });
         Ok(())
     }
 
@@ -189,24 +205,27 @@ impl<'r, S: Subject> Player<'r, S> {
         watch.died(live.tag, live.requested);
         live.pending = true;
         self.requested -= live.requested;
-        match live.at {
-            Some(at) if in_use => self.subject.free_in_use(at),
-            Some(at) => {
-                self.taken.remove(&at);
-                live.at = None;
-                self.subject.free(at)
+        let Some(at) = live.at else { return Ok(()) };
+        if in_use {
+            live.work = Some(self.subject.free_in_use(at)?);
+            if let Some(taken) = self.taken.get_mut(&at) {
+                taken.pending = true;
             }
-            None => Ok(()),
+            return Ok(());
         }
+        self.taken.remove(&at);
+        self.subject.free(at)
     }
 
     fn free_completed(&mut self, address: u64) {
         let Some(live) = self.live.remove(&address) else { return };
         self.active -= live.requested;
-        if let Some(at) = live.at {
+        let (Some(at), Some(work)) = (live.at, live.work) else { return };
+        // Something else may lie there by now.
+        if self.taken.get(&at).is_some_and(|taken| taken.pending) {
             self.taken.remove(&at);
-            self.subject.completed(at);
         }
+        self.subject.completed(work);
     }
 
     fn recorded_segment(&mut self, event: &Event, gone: bool) {

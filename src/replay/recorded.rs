@@ -53,12 +53,12 @@ pub fn figures(device: &Device, start: &Start, settings: &Settings) -> Recorded 
         Pieces { settings, pieces: BTreeMap::new(), active: HashMap::new(), exact: start.is_whole() };
     let mut recorded = Recorded::default();
     let (mut requested, mut reserved) = (start.requested(), start.reserved);
-    let mut active = 0;
+    let mut active = 0u64;
     let mut live: HashMap<u64, u64> = HashMap::new();
     for block in &start.blocks {
         let size = round(block.requested, settings);
         pieces.active.insert(block.address, size);
-        active += size;
+        active = active.saturating_add(size);
         if !block.pending {
             live.insert(block.address, block.requested);
         }
@@ -67,17 +67,19 @@ pub fn figures(device: &Device, start: &Start, settings: &Settings) -> Recorded 
     for event in &device.events {
         match event.action {
             Action::Alloc => {
-                requested += event.size;
-                requested -= live.insert(event.address, event.size).unwrap_or(0);
-                active += pieces.alloc(event.address, event.size);
+                let replaced = live.insert(event.address, event.size).unwrap_or(0);
+                requested = requested.saturating_sub(replaced).saturating_add(event.size);
+                active = active.saturating_add(pieces.alloc(event.address, event.size));
                 recorded.requested_peak = recorded.requested_peak.max(requested);
                 recorded.active_peak = recorded.active_peak.max(active);
                 recorded.allocations += 1;
             }
-            Action::FreeRequested => requested -= live.remove(&event.address).unwrap_or(0),
-            Action::FreeCompleted => active -= pieces.free(event.address).min(active),
+            Action::FreeRequested => {
+                requested = requested.saturating_sub(live.remove(&event.address).unwrap_or(0))
+            }
+            Action::FreeCompleted => active = active.saturating_sub(pieces.free(event.address)),
             Action::SegmentAlloc | Action::SegmentMap => {
-                reserved += event.size;
+                reserved = reserved.saturating_add(event.size);
                 recorded.reserved_peak = recorded.reserved_peak.max(reserved);
                 recorded.driver_calls += 1;
                 pieces.grow(event.address, event.size, event.action == Action::SegmentAlloc);
@@ -142,7 +144,10 @@ impl Pieces<'_> {
                 piece.free = false;
                 if split {
                     piece.size = rounded;
-                    self.pieces.insert(address + rounded, Piece { size: rest, free: true, first: false });
+                    self.pieces.insert(
+                        address.wrapping_add(rounded),
+                        Piece { size: rest, free: true, first: false },
+                    );
                     rounded
                 } else {
                     piece.size

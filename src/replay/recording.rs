@@ -40,6 +40,9 @@ pub const ACTIONS: [(Action, &str); 9] = [
     (Action::OutOfMemory, "oom"),
 ];
 
+/// No block and no segment is larger than this, in bytes.
+pub const MOST: u64 = 1 << 46;
+
 /// One entry of a device's history: 32 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {

@@ -12,7 +12,7 @@ use super::recording::Recording;
 use super::start::{self, Start};
 use super::subject::{Figures, Subject};
 use super::symbols::{self, RecordedSymbols};
-use crate::ledger::{Accounts, Clock, Judge, Now, Phase, Sample, Tag};
+use crate::ledger::{Accounts, Class, Clock, Frame, Judge, Now, Phase, Sample, Tag};
 use crate::report::{self, DevicePart, DeviceView, Report};
 use serde_json::{Map, Value, json};
 
@@ -93,7 +93,7 @@ pub fn replay<S: Subject>(
             let end = steps.ends[at].get(step).copied().unwrap_or(usize::MAX);
             books.now = clock.now();
             player.until(end, step, books)?;
-            done += (end.min(recording.devices[at].events.len()) - from) as u64;
+            done += end.min(recording.devices[at].events.len()).saturating_sub(from) as u64;
         }
         progress(done);
         let Some(time_us) = steps.times_us.get(step) else { break };
@@ -128,9 +128,21 @@ pub fn replay<S: Subject>(
         });
     }
     let run = report::Run { mode: "replay".to_owned(), ..report::Run::default() };
-    let report = report::assemble(run, parts, &judge, &clock, &RecordedSymbols(recording));
+    let mut report = report::assemble(run, parts, &judge, &clock, &RecordedSymbols(recording));
+    for finding in &mut report.findings {
+        if finding.class != Class::Fragmentation && finding.held_by.is_none() {
+            finding.fix = fix(finding.allocated_at.as_ref());
+        }
+    }
     let notes = notes(recording, &devices, &steps);
     Ok(Outcome { devices, steps, report, notes })
+}
+
+/// What can be said where nobody could look for the holder.
+fn fix(allocated_at: Option<&Frame>) -> String {
+    let what = allocated_at
+        .map_or_else(|| "these blocks".to_owned(), |at| format!("what {}:{} makes", at.file, at.line));
+    format!("look for what keeps {what}; `strandline run` names the holder, a recording cannot")
 }
 
 /// The keys of torch's statistics that a recording tells.

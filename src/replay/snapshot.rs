@@ -4,7 +4,7 @@
 //! Must not know: opcodes, what the recording is used for.
 //! Invariant: what the file does not tell is said in the notes, not guessed.
 
-use super::collect::{Collector, Token, count, word};
+use super::collect::{Collector, Token, bytes, count, word};
 use super::error::{Error, Result};
 use super::input::Input;
 use super::objects::{Objects, Shape, Value};
@@ -173,7 +173,7 @@ fn read_segments(objects: &mut Objects, collector: &mut Collector, segments: Val
             match objects.text(*key) {
                 "device" => index = count(objects, *value, "a segment's device")? as i64,
                 "address" => address = Some(word(objects, *value, "a segment's address")?),
-                "total_size" => segment.size = count(objects, *value, "a segment's total_size")?,
+                "total_size" => segment.size = bytes(objects, *value, "a segment's total_size")?,
                 "stream" => segment.stream = word(objects, *value, "a segment's stream")?,
                 "is_expandable" => segment.expandable = *value == Value::Bool(true),
                 "blocks" => blocks = Some(*value),
@@ -228,8 +228,8 @@ fn read_block(
         let Value::Str(key) = key else { continue };
         match objects.text(*key) {
             "address" => block.address = word(objects, *value, "a block's address")?,
-            "size" => block.size = count(objects, *value, "a block's size")?,
-            "requested_size" => requested = Some(count(objects, *value, "a block's requested_size")?),
+            "size" => block.size = bytes(objects, *value, "a block's size")?,
+            "requested_size" => requested = Some(bytes(objects, *value, "a block's requested_size")?),
             "state" => {
                 let Value::Str(state) = value else {
                     return Err(format!("a block's state is {}", objects.type_name(*value)));
@@ -251,7 +251,7 @@ fn read_block(
             let Value::Str(key) = key else { continue };
             match objects.text(*key) {
                 "real_size" => {
-                    requested = requested.or(Some(count(objects, *value, "a block's real_size")?));
+                    requested = requested.or(Some(bytes(objects, *value, "a block's real_size")?));
                 }
                 "frames" => frames = frames.or(Some(*value)),
                 _ => {}

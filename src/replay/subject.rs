@@ -1,13 +1,13 @@
 //! The allocator that a recording is replayed through, and strandline's heap as one.
 //!
 //! Must not know: recordings.
-//! Invariant: a block given back while another stream works on it is reusable only after `completed`.
+//! Invariant: a block given back while another stream works on it is reusable only after `completed`, or after
+//! the allocator has waited for that stream.
 
 use super::price::{Priced, Tally};
 use crate::driver::host::{BooksDriver, Options};
 use crate::driver::{Address, Stream};
 use crate::heap::{Config, Heap, HeapError, Tag};
-use hashbrown::HashMap;
 
 /// Streams of the device's own, one per block that another stream still works on.
 const WORKERS: u64 = 1 << 60;
@@ -27,10 +27,10 @@ pub trait Subject {
     fn malloc(&mut self, size: u64, stream: Stream) -> Result<Address, String>;
     /// Takes a block back that nothing works on any more but its own stream.
     fn free(&mut self, at: Address) -> Result<(), String>;
-    /// Takes a block back on which another stream still works.
-    fn free_in_use(&mut self, at: Address) -> Result<(), String>;
-    /// The other stream is done with that block.
-    fn completed(&mut self, at: Address);
+    /// Takes a block back on which another stream still works; returns the name of that work.
+    fn free_in_use(&mut self, at: Address) -> Result<u64, String>;
+    /// That work is done.
+    fn completed(&mut self, work: u64);
     fn figures(&self) -> Figures;
     fn tally(&self) -> Tally;
 }
@@ -40,8 +40,7 @@ pub struct StrandlineHeap {
     heap: Heap<Priced<BooksDriver>>,
     driver: BooksDriver,
     priced: Priced<BooksDriver>,
-    /// The worker stream of each block that is still in use.
-    in_use: HashMap<Address, u64>,
+    /// Worker streams without work, and how many there are.
     idle: Vec<u64>,
     workers: u64,
 }
@@ -56,7 +55,7 @@ impl StrandlineHeap {
         let driver = BooksDriver::new(options);
         let priced = Priced::new(driver.clone());
         let heap = Heap::new(priced.clone(), Config::gpu())?;
-        Ok(StrandlineHeap { heap, driver, priced, in_use: HashMap::new(), idle: Vec::new(), workers: 0 })
+        Ok(StrandlineHeap { heap, driver, priced, idle: Vec::new(), workers: 0 })
     }
 }
 
@@ -69,7 +68,7 @@ impl Subject for StrandlineHeap {
         self.heap.free(at).map(drop).map_err(|error| error.to_string())
     }
 
-    fn free_in_use(&mut self, at: Address) -> Result<(), String> {
+    fn free_in_use(&mut self, at: Address) -> Result<u64, String> {
         // A recording does not tell which stream it is: any will do that has work until `completed`.
         let worker = self.idle.pop().unwrap_or_else(|| {
             self.workers += 1;
@@ -78,15 +77,12 @@ impl Subject for StrandlineHeap {
         self.driver.submit(Stream(worker));
         self.heap.record_stream(at, Stream(worker)).map_err(|error| error.to_string())?;
         self.heap.free(at).map_err(|error| error.to_string())?;
-        self.in_use.insert(at, worker);
-        Ok(())
+        Ok(worker)
     }
 
-    fn completed(&mut self, at: Address) {
-        if let Some(worker) = self.in_use.remove(&at) {
-            self.driver.complete(Stream(worker), 1);
-            self.idle.push(worker);
-        }
+    fn completed(&mut self, work: u64) {
+        self.driver.complete(Stream(work), 1);
+        self.idle.push(work);
     }
 
     fn figures(&self) -> Figures {

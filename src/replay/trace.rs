@@ -22,8 +22,9 @@
 
 use super::error::{Error, Result};
 use super::input::Input;
-use super::recording::Settings;
-use super::recording::{ACTIONS, Annotation, Block, BlockState, Device, Event, Form, Recording, Segment};
+use super::recording::{
+    ACTIONS, Annotation, Block, BlockState, Device, Event, Form, MOST, Recording, Segment, Settings,
+};
 use serde_json::{Value, json};
 use std::io::{self, Read, Write};
 
@@ -167,10 +168,8 @@ pub fn read<R: Read>(input: &mut Input<R>) -> Result<Recording> {
     let magic: [u8; 8] = input.array("a trace's beginning")?;
     if magic != *MAGIC {
         let version = magic[7];
-        return Err(Error::Foreign(format!(
-            "it is a strandline trace of version {version}; this program reads version {}",
-            MAGIC[7]
-        )));
+        let what = format!("a trace of version {version}; this program reads version {}", MAGIC[7]);
+        return Err(Error::Corrupt { offset: 7, what });
     }
     let mut reader = Reader {
         recording: Recording { form: Form::Trace, ..Recording::default() },
@@ -182,14 +181,7 @@ pub fn read<R: Read>(input: &mut Input<R>) -> Result<Recording> {
         match reader.record(input) {
             Ok(true) => {}
             Ok(false) => return Ok(reader.recording),
-            Err(Error::Cut { offset, .. }) => {
-                let events = reader.recording.events();
-                reader
-                    .recording
-                    .notes
-                    .push(format!("the trace is cut short: it ends at byte {offset}, after {events} events"));
-                return Ok(reader.recording);
-            }
+            Err(Error::Cut { offset, .. }) => return Ok(reader.cut(offset)),
             Err(error) => return Err(error),
         }
     }
@@ -205,6 +197,24 @@ struct Reader {
 }
 
 impl Reader {
+    /// What is known of a run whose trace ends at `offset`: nothing of its end.
+    fn cut(mut self, offset: u64) -> Recording {
+        let recording = &mut self.recording;
+        let events = recording.events();
+        let last = recording
+            .devices
+            .iter()
+            .filter_map(|device| device.events.last())
+            .map(|event| event.time_us)
+            .max();
+        recording.annotations.retain(|mark| last.is_some_and(|last| mark.time_us <= last));
+        recording.devices.iter_mut().for_each(|device| device.segments.clear());
+        recording
+            .notes
+            .push(format!("the trace is cut short: it ends at byte {offset}, after {events} events"));
+        self.recording
+    }
+
     /// Reads one record; false after the last.
     fn record<R: Read>(&mut self, input: &mut Input<R>) -> Result<bool> {
         self.start = input.offset();
@@ -274,7 +284,7 @@ impl Reader {
                 };
                 let time_us = self.before.0.wrapping_add(number(input).map(unzigzag)? as u64);
                 let address = self.before.1.wrapping_add(number(input).map(unzigzag)? as u64);
-                let size = number(input)?;
+                let size = self.size(input)?;
                 let stack = self.stack(input)?;
                 let streams = self.recording.streams.len() as u32;
                 let stream = self.below(input, streams)? as u16;
@@ -287,13 +297,13 @@ impl Reader {
     }
 
     fn segment<R: Read>(&mut self, input: &mut Input<R>) -> Result<()> {
-        let (address, size) = (number(input)?, number(input)?);
+        let (address, size) = (number(input)?, self.size(input)?);
         let (stream, expandable) = (number(input)?, number(input)? != 0);
         let mut segment = Segment { address, size, stream, expandable, blocks: Vec::new() };
         let mut next = address;
         for _ in 0..number(input)? {
             let address = next.wrapping_add(number(input)?);
-            let (size, requested) = (number(input)?, number(input)?);
+            let (size, requested) = (self.size(input)?, self.size(input)?);
             let stack = self.stack(input)?;
             let state = match number(input)? {
                 0 => BlockState::Allocated,
@@ -337,6 +347,15 @@ impl Reader {
             .ok()
             .filter(|number| *number < limit || limit == u32::MAX)
             .ok_or_else(|| self.bad(format!("it names number {number}, but there are {limit}")))
+    }
+
+    fn size<R: Read>(&self, input: &mut Input<R>) -> Result<u64> {
+        let size = number(input)?;
+        if size > MOST {
+            Err(self.bad(format!("{size} bytes are more than any device has")))
+        } else {
+            Ok(size)
+        }
     }
 
     fn stack<R: Read>(&self, input: &mut Input<R>) -> Result<u32> {

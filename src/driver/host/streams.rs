@@ -4,6 +4,8 @@
 //! outstanding, so every event is done at once: that is how host memory is used in earnest. Work may wait
 //! for another stream's event. Invariant: work of one stream completes in order.
 
+use std::collections::VecDeque;
+
 use hashbrown::HashMap;
 
 use crate::driver::{DriverError, Event, Result, Stream};
@@ -22,11 +24,12 @@ struct Point {
 
 #[derive(Default)]
 struct Line {
+    /// Pieces of work sent, waits included.
     sent: u64,
     done: u64,
     capturing: bool,
-    /// Work after the first `after` pieces waits for the point.
-    waits: Vec<(u64, Point)>,
+    /// Which pieces are waits, in order, and for what. A wait is done by itself.
+    waits: VecDeque<(u64, Point)>,
 }
 
 #[derive(Default)]
@@ -43,7 +46,7 @@ impl Streams {
     }
 
     pub(super) fn outstanding(&self, stream: Stream) -> u64 {
-        self.lines.get(&stream).map_or(0, |line| line.sent - line.done)
+        self.lines.get(&stream).map_or(0, |line| line.sent - line.done - line.waits.len() as u64)
     }
 
     pub(super) fn events(&self) -> usize {
@@ -51,19 +54,32 @@ impl Streams {
     }
 
     pub(super) fn complete(&mut self, stream: Stream, n: u64) -> u64 {
-        for completed in 0..n {
-            let Some(line) = self.lines.get(&stream) else { return completed };
-            let next = line.done;
-            let blocked = line.waits.iter().any(|&(after, point)| after <= next && !self.reached(point));
-            if next == line.sent || blocked {
-                return completed;
+        let mut completed = 0;
+        while completed < n && self.outstanding(stream) > 0 {
+            self.pass_waits(stream);
+            let Some(line) = self.lines.get_mut(&stream) else { break };
+            if line.waits.front().is_some_and(|wait| wait.0 == line.done) {
+                break;
             }
+            line.done += 1;
+            completed += 1;
+        }
+        completed
+    }
+
+    /// Passes the waits that come next in the stream and are over. A wait is for a point that was there
+    /// before it, so this ends.
+    fn pass_waits(&mut self, stream: Stream) {
+        while let Some(line) = self.lines.get(&stream)
+            && let Some(&(index, point)) = line.waits.front()
+            && index == line.done
+            && self.reached(point)
+        {
             if let Some(line) = self.lines.get_mut(&stream) {
+                line.waits.pop_front();
                 line.done += 1;
-                line.waits.retain(|&(after, _)| after > next);
             }
         }
-        n
     }
 
     pub(super) fn set_capturing(&mut self, stream: Stream, on: bool) {
@@ -74,12 +90,15 @@ impl Streams {
         self.lines.get(&stream).is_some_and(|line| line.capturing)
     }
 
-    fn reached(&self, point: Point) -> bool {
-        // An event on a stream without outstanding work is done only when what that stream waits for is.
-        self.lines.get(&point.stream).is_none_or(|line| {
-            line.done >= point.upto
-                && line.waits.iter().all(|&(after, other)| after > point.upto || self.reached(other))
-        })
+    fn reached(&mut self, point: Point) -> bool {
+        let there = |lines: &HashMap<Stream, Line>| {
+            lines.get(&point.stream).is_none_or(|line| line.done >= point.upto)
+        };
+        // Looked at first: only what lies before the point may be passed on the way to it.
+        there(&self.lines) || {
+            self.pass_waits(point.stream);
+            there(&self.lines)
+        }
     }
 
     fn forbidden<T>(&mut self, call: &'static str) -> Result<T> {
@@ -141,7 +160,8 @@ impl Streams {
         }
         if !self.reached(point) && point.stream != stream {
             let line = self.lines.entry(stream).or_default();
-            line.waits.push((line.sent, point));
+            line.waits.push_back((line.sent, point));
+            line.sent += 1;
         }
         Ok(())
     }
@@ -168,13 +188,18 @@ impl Streams {
 
     /// Runs work until the point is reached, and the work of other streams that it waits for.
     fn run_to(&mut self, point: Point) {
-        let Some(line) = self.lines.get_mut(&point.stream) else { return };
-        line.done = line.done.max(point.upto);
-        let (due, later) = std::mem::take(&mut line.waits).into_iter().partition(|w| w.0 <= point.upto);
-        line.waits = later;
-        let due: Vec<(u64, Point)> = due;
-        for (_, other) in due {
-            self.run_to(other);
+        while let Some(line) = self.lines.get_mut(&point.stream)
+            && line.done < point.upto
+        {
+            match line.waits.front().copied() {
+                Some((index, other)) if index == line.done => {
+                    line.waits.pop_front();
+                    line.done += 1;
+                    self.run_to(other);
+                }
+                Some((index, _)) => line.done = point.upto.min(index),
+                None => line.done = point.upto,
+            }
         }
     }
 }
