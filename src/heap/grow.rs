@@ -302,13 +302,19 @@ impl<D: Driver> Heap<D> {
                     if !cheaper || (quiet && block.word > lane.marks.quiet) {
                         continue;
                     }
-                    let spared = window.is_some_and(|window| {
-                        window.segment == block.segment && block.addr < window.to && block.end() > window.from
+                    // What lies in the window is spared, what lies beside it is not.
+                    let (from, to) = match window {
+                        Some(window) if window.segment == block.segment => (window.from, window.to),
+                        _ => (block.end(), block.end()),
+                    };
+                    let beside = [(block.addr, block.end().min(from)), (block.addr.max(to), block.end())];
+                    let within = beside.into_iter().find_map(|(from, to)| {
+                        if from < to {
+                            self.space.piece_within(block.segment, from, to, largest)
+                        } else {
+                            None
+                        }
                     });
-                    if spared {
-                        continue;
-                    }
-                    let within = self.space.piece_within(block.segment, block.addr, block.end(), largest);
                     if let Some(piece) = within {
                         best = Some((cost, id, piece));
                     }
