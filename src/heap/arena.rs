@@ -24,7 +24,7 @@ pub(super) const PLANNED: usize = 3;
 /// Index of the arena for the runs of slabs.
 pub(super) const RUNS: usize = 4;
 /// Requests from this size on (after rounding) are huge. Bytes.
-const HUGE_FROM: u64 = 16 << 20;
+const HUGE_FROM: u64 = 8 << 20;
 
 /// The arena that a block size belongs to.
 #[inline]
