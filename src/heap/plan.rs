@@ -162,7 +162,7 @@ impl Planner {
         self.moved = 0;
         let Some((lives, period)) = self.period() else {
             self.not_before = self.requests + self.patience;
-            self.patience = (self.patience * 2).min(1024);
+            self.patience = (self.patience * 2).min(1 << 16);
             return false;
         };
         let count = period.0;
