@@ -272,8 +272,8 @@ impl Planner {
         taken.iter().filter(|block| stays(block.2)).map(|block| (block.0, block.1)).collect()
     }
 
-    /// The lives of one period: the shortest with which the log has repeated itself and within which
-    /// nearly everything that is born also dies. With it, the period in requests and in time.
+    /// The lives of one period: the shortest with which the log has repeated itself and within which as
+    /// much of what is born also dies as within any. With it, the period in requests and in time.
     fn period(&self) -> Option<(Vec<Life>, (usize, u64))> {
         let known = (self.requests as usize).min(LOG);
         let borders = borders((0..known).map(|back| self.logged(back).size));
@@ -284,23 +284,34 @@ impl Planner {
             .collect();
         periods.sort_unstable();
         periods.dedup();
-        periods.into_iter().find_map(|count| {
-            let first = self.logged(2 * count - 1);
-            let time = self.logged(count - 1).born - first.born;
-            let logged = (0..count).map(|request| (request, self.logged(2 * count - 1 - request)));
-            let bytes: u64 = logged.clone().map(|(_, logged)| logged.size).sum();
-            let lives: Vec<Life> = logged
-                .filter(|(_, logged)| logged.died != 0 && logged.died - logged.born < time)
-                .map(|(request, logged)| Life {
-                    request,
-                    size: logged.size.next_multiple_of(GRAIN),
-                    born: logged.born - first.born,
-                    length: logged.died - logged.born,
-                })
-                .collect();
+        // In percent of the bytes.
+        let mut best = (79, None);
+        for count in periods.into_iter().take(64) {
+            let (lives, time) = self.lives(count);
+            let bytes: u64 = (0..count).map(|back| self.logged(back).size).sum();
             let planned: u64 = lives.iter().map(|life| life.size).sum();
-            (planned > bytes / 10 * 8).then_some((lives, (count, time)))
-        })
+            let share = planned.saturating_mul(100) / bytes.max(1);
+            if share > best.0 + u64::from(best.1.is_some()) {
+                best = (share, Some((lives, (count, time))));
+            }
+        }
+        best.1
+    }
+
+    /// The lives that end within a period, of the one that ended a period ago; and its length in time.
+    fn lives(&self, count: usize) -> (Vec<Life>, u64) {
+        let first = self.logged(2 * count - 1);
+        let time = self.logged(count - 1).born - first.born;
+        let logged = (0..count).map(|request| (request, self.logged(2 * count - 1 - request)));
+        let lives = logged.filter(|(_, logged)| logged.died != 0 && logged.died - logged.born < time).map(
+            |(request, logged)| Life {
+                request,
+                size: logged.size.next_multiple_of(GRAIN),
+                born: logged.born - first.born,
+                length: logged.died - logged.born,
+            },
+        );
+        (lives.collect(), time)
     }
 }
 
