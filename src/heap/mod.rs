@@ -23,6 +23,7 @@ mod check;
 mod config;
 mod fit;
 mod grow;
+mod pack;
 mod plan;
 mod planned;
 mod pool;
@@ -44,7 +45,7 @@ pub use pool::Filter;
 pub use snapshot::{BlockInfo, BlockState, SegmentInfo};
 pub use stats::{DriverWork, Split, Stat, Stats};
 
-use arena::{Lane, PLANNED, RUNS, arena_number, kind_for, kind_of, lane_of, part_of};
+use arena::{HUGE, Lane, PLANNED, RUNS, arena_number, kind_for, kind_of, lane_of, part_of};
 use block::{Blocks, Id, NONE, State};
 use fit::GRAIN;
 use pool::Pools;
@@ -151,7 +152,7 @@ impl<D: Driver> Heap<D> {
             _ => return Err(self.out_of_memory(size)),
         };
         let kind = kind_for(rounded);
-        if kind != SMALL && self.lanes[lane].planner.is_some() {
+        if kind == HUGE && self.lanes[lane].planner.is_some() {
             return self.malloc_planned(lane, rounded, size, tag);
         }
         match self.lanes[lane].arenas[kind].bins.best(&self.blocks, rounded) {
