@@ -28,6 +28,8 @@ pub struct Config {
     pub slack: u32,
     /// The same, when the idle pages could be taken only by making the host wait for a stream.
     pub slack_before_wait: u32,
+    /// By how much both may widen while pages are moved more often than the requests served have paid for.
+    pub slack_hurried: u32,
     /// The largest single piece of physical memory, in bytes.
     pub largest_handle: u64,
     /// Bytes of addresses that one region of large segments spans; none for four times the device.
@@ -43,6 +45,7 @@ impl Config {
             limit: None,
             slack: 25,
             slack_before_wait: 28,
+            slack_hurried: 100,
             largest_handle: 32 << 20,
             region: None,
         }
