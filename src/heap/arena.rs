@@ -1,9 +1,10 @@
 //! Lanes and arenas: who may take memory from where.
 //!
-//! A *lane* is one stream of one pool; it has four *arenas*: for small, large and huge requests, and for those with a planned place. An arena
+//! A *lane* is one stream of one pool; it has five *arenas*: for small, large and huge requests, for those with a planned place, and for the runs of
+//! slabs. An arena
 //! owns segments, the bins of their free ranges, the list of their ranges without memory, and the lists of
 //! slabs with free slots. Memory of a lane is handed only to its stream, unless it is lent or moved.
-//! It knows no driver. Invariant: an arena's number is four times its lane's number plus its kind.
+//! It knows no driver. Invariant: an arena's number is eight times its lane's number plus its kind.
 
 use super::block::{Blocks, Id, NONE, State};
 use super::fit::Bins;
@@ -20,8 +21,10 @@ use super::{SMALL_MAX, Stream};
 pub(super) const HUGE: usize = 2;
 /// Index of the arena for requests that have a planned place.
 pub(super) const PLANNED: usize = 3;
+/// Index of the arena for the runs of slabs.
+pub(super) const RUNS: usize = 4;
 /// Requests from this size on (after rounding) are huge. Bytes.
-const HUGE_FROM: u64 = 16 << 20;
+const HUGE_FROM: u64 = 8 << 20;
 
 /// The arena that a block size belongs to.
 #[inline]
@@ -35,24 +38,30 @@ pub(super) fn kind_for(size: u64) -> usize {
 
 #[inline]
 pub(super) fn arena_number(lane: usize, kind: usize) -> u16 {
-    (lane * 4 + kind) as u16
+    (lane * 8 + kind) as u16
 }
 
 #[inline]
 pub(super) fn lane_of(arena: u16) -> usize {
-    usize::from(arena >> 2)
+    usize::from(arena >> 3)
 }
 
 /// The index among a lane's arenas.
 #[inline]
 pub(super) fn kind_of(arena: u16) -> usize {
-    usize::from(arena & 3)
+    usize::from(arena & 7)
+}
+
+/// The part of the statistics, and the kind of region, that a kind of arena belongs to.
+#[inline]
+pub(super) fn part_for(kind: usize) -> usize {
+    if kind == SMALL || kind == RUNS { SMALL } else { LARGE }
 }
 
 /// The part of the statistics that an arena counts in.
 #[inline]
 pub(super) fn part_of(arena: u16) -> usize {
-    kind_of(arena).min(LARGE)
+    part_for(kind_of(arena))
 }
 
 /// Most size classes that a configuration can give.
@@ -102,7 +111,7 @@ pub(super) struct Lane {
     pub stream: Stream,
     /// Index into the heap's pools; 0 is everybody's.
     pub pool: u32,
-    pub arenas: [Arena; 4],
+    pub arenas: [Arena; 5],
     /// There once pages had to be moved.
     pub planner: Option<Box<Planner>>,
     pub marks: Marks,

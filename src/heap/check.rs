@@ -138,23 +138,23 @@ impl<D: Driver> Heap<D> {
         ensure!(slab.base == self.blocks[block].addr, "slab {index} lies elsewhere");
         let mut free = 0;
         for (slot, meta) in slab.meta.iter().enumerate() {
-            ensure!(slab.is_free(slot) == (meta.state == SlotState::Free), "slot {slot} of slab {index}");
+            ensure!(slab.is_free(slot) == (meta.state() == SlotState::Free), "slot {slot} of slab {index}");
             ensure!(
                 self.space.find(slab.address(slot)) == Found::Slab(index),
                 "slab {index} not in the table"
             );
-            if meta.state == SlotState::Free {
+            if meta.state() == SlotState::Free {
                 free += 1;
                 continue;
             }
-            ensure!(u32::from(meta.requested) <= slab.size, "slot {slot} of slab {index} is too small");
-            let count = u64::from(meta.state == SlotState::Live);
+            ensure!(meta.requested() <= u64::from(slab.size), "slot {slot} of slab {index} is too small");
+            let count = u64::from(meta.state() == SlotState::Live);
             let size = u64::from(slab.size);
             sums.live[SMALL] += count;
             sums.live_bytes[SMALL] += count * size;
             sums.pending[SMALL] += 1 - count;
             sums.pending_bytes[SMALL] += (1 - count) * size;
-            sums.requested[SMALL] += u64::from(meta.requested);
+            sums.requested[SMALL] += meta.requested();
         }
         ensure!(free == slab.free, "slab {index} has {free} free slots, not {}", slab.free);
         Ok(())

@@ -12,7 +12,7 @@ pub(super) const GRAIN: u64 = 512;
 const GRAIN_SHIFT: u32 = GRAIN.trailing_zeros();
 const LEVELS: usize = 40;
 const SUBS: usize = 32;
-const LOOKS: usize = 12;
+const LOOKS: usize = 8;
 
 pub(super) struct Bins {
     levels: u64,

@@ -10,10 +10,10 @@
 //! quiet ranges move; a driver call that fails leaves the books as the driver has them.
 
 use super::arena::Lane;
-use super::arena::PLANNED;
+use super::arena::{PLANNED, RUNS, part_for};
 use super::block::{Id, NONE, State};
 use super::segment::{HandleId, PAGE, Piece};
-use super::stats::{LARGE, SMALL};
+use super::stats::SMALL;
 use super::{Address, AddressSpace, Driver, DriverError, Handle, Heap, kind_of, lane_of, part_of};
 
 /// Why an arena could not grow.
@@ -152,6 +152,7 @@ impl<D: Driver> Heap<D> {
 
     /// Puts memory into every unmapped part of the window.
     pub(super) fn fill(&mut self, window: Window, size: u64) -> Result<(), Shortage> {
+        self.retire_all_empty_slabs();
         for lane in 0..self.lanes.len() {
             if self.may_take_from(lane) {
                 self.look(lane);
@@ -301,13 +302,19 @@ impl<D: Driver> Heap<D> {
                     if !cheaper || (quiet && block.word > lane.marks.quiet) {
                         continue;
                     }
-                    let spared = window.is_some_and(|window| {
-                        window.segment == block.segment && block.addr < window.to && block.end() > window.from
+                    // What lies in the window is spared, what lies beside it is not.
+                    let (from, to) = match window {
+                        Some(window) if window.segment == block.segment => (window.from, window.to),
+                        _ => (block.end(), block.end()),
+                    };
+                    let beside = [(block.addr, block.end().min(from)), (block.addr.max(to), block.end())];
+                    let within = beside.into_iter().find_map(|(from, to)| {
+                        if from < to {
+                            self.space.piece_within(block.segment, from, to, largest)
+                        } else {
+                            None
+                        }
                     });
-                    if spared {
-                        continue;
-                    }
-                    let within = self.space.piece_within(block.segment, block.addr, block.end(), largest);
                     if let Some(piece) = within {
                         best = Some((cost, id, piece));
                     }
@@ -410,7 +417,7 @@ impl<D: Driver> Heap<D> {
         let least = size.next_multiple_of(PAGE);
         let first = self.lanes.iter().all(|lane| lane.arenas[kind].segments.is_empty());
         let usual = match kind {
-            SMALL => SMALL_SEGMENT,
+            SMALL | RUNS => SMALL_SEGMENT,
             PLANNED => least,
             // Most jobs use one stream: it gets addresses for more than the device has.
             _ if first => self.total.saturating_mul(2),
@@ -441,11 +448,11 @@ impl<D: Driver> Heap<D> {
 
     /// Addresses for a segment of `usual` bytes, or at least `least`: cut from a region, made if need be.
     fn addresses(&mut self, kind: usize, usual: u64, least: u64) -> Result<(usize, Address, u64), Shortage> {
-        if let Some((region, at)) = self.space.cut(kind.min(LARGE), usual) {
+        if let Some((region, at)) = self.space.cut(part_for(kind), usual) {
             return Ok((region, at, usual));
         }
         let region = match kind {
-            SMALL => SMALL_REGION,
+            SMALL | RUNS => SMALL_REGION,
             _ => self.config.region.unwrap_or(self.total.saturating_mul(4)),
         };
         let mut size = usual.max(region.next_multiple_of(PAGE));
@@ -454,9 +461,9 @@ impl<D: Driver> Heap<D> {
             match self.driver.reserve(size) {
                 Ok(base) => {
                     AddressSpace::add(base, size, self.config.device);
-                    self.space.add_region(base, size, kind.min(LARGE), false);
+                    self.space.add_region(base, size, part_for(kind), false);
                     let segment = usual.min(size);
-                    let cut = self.space.cut(kind.min(LARGE), segment);
+                    let cut = self.space.cut(part_for(kind), segment);
                     let (region, at) = cut.ok_or(Shortage::Memory)?;
                     return Ok((region, at, segment));
                 }
@@ -471,7 +478,7 @@ impl<D: Driver> Heap<D> {
     fn grow_plain(&mut self, arena: u16, size: u64) -> Result<(), Shortage> {
         let kind = kind_of(arena);
         let bytes = match kind {
-            SMALL => size.next_multiple_of(PAGE),
+            SMALL | RUNS => size.next_multiple_of(PAGE),
             _ if size < 10 << 20 => 20 << 20,
             _ => size.next_multiple_of(PAGE),
         };
@@ -480,7 +487,7 @@ impl<D: Driver> Heap<D> {
         }
         self.stats.work.creates += 1;
         let base = self.driver.allocate(bytes)?;
-        let region = self.space.add_region(base, bytes, kind.min(LARGE), true);
+        let region = self.space.add_region(base, bytes, part_for(kind), true);
         let Some(segment) = self.space.add_segment(base, bytes, region, true) else {
             self.driver.deallocate(base, bytes)?;
             return Err(Shortage::Driver(DriverError::Unsupported("more segments")));

@@ -4,7 +4,7 @@
 //! request of `size` bytes on a stream:
 //!
 //! ```text
-//! malloc ─▶ lane (stream, pool) ─▶ ≤ 8 KiB: a slot of a slab          size_class, slab
+//! malloc ─▶ lane (stream, pool) ─▶ ≤ 32 KiB: a slot of a slab          size_class, slab
 //!                              └─▶ else: best fit among free ranges   fit, block
 //!   nothing fits ─▶ finished events ─▶ grow: idle pages are moved     stream, grow, segment
 //!                                      where they are needed, or made
@@ -23,6 +23,7 @@ mod check;
 mod config;
 mod fit;
 mod grow;
+mod pack;
 mod plan;
 mod planned;
 mod pool;
@@ -44,13 +45,13 @@ pub use pool::Filter;
 pub use snapshot::{BlockInfo, BlockState, SegmentInfo};
 pub use stats::{DriverWork, Split, Stat, Stats};
 
-use arena::{Lane, PLANNED, kind_for, kind_of, lane_of, part_of};
+use arena::{HUGE, Lane, PLANNED, RUNS, arena_number, kind_for, kind_of, lane_of, part_of};
 use block::{Blocks, Id, NONE, State};
 use fit::GRAIN;
 use pool::Pools;
 use segment::{Found, Space};
 use size_class::{Classes, SLAB_MAX};
-use slab::{RUN, Slabs, Slot, SlotState};
+use slab::{Slabs, Slot, SlotState, run_for};
 use stats::{Ledgers, SMALL};
 use stream::{Handed, Pending};
 
@@ -59,8 +60,6 @@ use stream::{Handed, Pending};
 pub const SMALL_MAX: u64 = 1 << 20;
 /// The smallest fitted block: a table's granule must not hold two starts.
 const FITTED_MIN: u64 = SLAB_MAX + GRAIN;
-/// Slabs start at multiples of this in their segment, so that each granule is one slab's or none's.
-const SLAB_ALIGN: u64 = 8 << 10;
 /// Pending blocks are looked at once in so many mallocs; and whenever nothing fits.
 const POLL: u32 = 16;
 
@@ -153,7 +152,7 @@ impl<D: Driver> Heap<D> {
             _ => return Err(self.out_of_memory(size)),
         };
         let kind = kind_for(rounded);
-        if kind != SMALL && self.lanes[lane].planner.is_some() {
+        if kind == HUGE && self.lanes[lane].planner.is_some() {
             return self.malloc_planned(lane, rounded, size, tag);
         }
         match self.lanes[lane].arenas[kind].bins.best(&self.blocks, rounded) {
@@ -267,7 +266,7 @@ impl<D: Driver> Heap<D> {
             Found::Slab(id) => {
                 let slab = &self.slabs[id];
                 let slot = slab.slot_of(at).filter(|&slot| slab.address(slot) == at);
-                let live = slot.filter(|&slot| slab.meta[slot].state == SlotState::Live);
+                let live = slot.filter(|&slot| slab.meta[slot].state() == SlotState::Live);
                 live.map(|slot| Handed::Slot(id, slot as u16)).ok_or(HeapError::NotOurs { address: at })
             }
             _ => Err(HeapError::NotOurs { address: at }),
@@ -303,7 +302,7 @@ impl<D: Driver> Heap<D> {
             None => {
                 let free = self.lanes.iter().position(|lane| !lane.in_use);
                 let index = free.unwrap_or(self.lanes.len());
-                if index >= usize::from(u16::MAX / 4) {
+                if index >= usize::from(u16::MAX / 8) {
                     return Err(HeapError::Config("too many streams"));
                 }
                 match free {
@@ -338,7 +337,7 @@ impl<D: Driver> Heap<D> {
             arena.empty[class] = NONE;
         }
         let slot = slab.take();
-        slab.meta[slot] = Slot { tag, uses: NONE, requested: requested as u16, state: SlotState::Live };
+        slab.meta[slot] = Slot::live(requested, tag);
         let (at, size, full) = (slab.address(slot), u64::from(slab.size), slab.free == 0);
         arena.taken += 1;
         if full {
@@ -352,22 +351,22 @@ impl<D: Driver> Heap<D> {
     fn free_slot(&mut self, id: u32, at: Address) -> Result<Freed, HeapError> {
         let slab = &mut self.slabs[id];
         let slot = match slab.slot_of(at) {
-            Some(slot) if slab.address(slot) == at && slab.meta[slot].state == SlotState::Live => slot,
+            Some(slot) if slab.address(slot) == at && slab.meta[slot].state() == SlotState::Live => slot,
             _ => return Err(HeapError::NotOurs { address: at }),
         };
         let (size, arena, meta) = (u64::from(slab.size), slab.arena, &mut slab.meta[slot]);
-        let Slot { tag, uses, requested, .. } = *meta;
+        let (tag, uses, requested) = (meta.tag, meta.uses, meta.requested());
         self.clock += 1;
         self.stats.freed(SMALL, size);
         let mut stream = self.lanes[lane_of(arena)].stream;
         if uses == NONE {
             self.settle_slot(id, slot);
         } else {
-            meta.state = SlotState::Pending;
+            meta.set_state(SlotState::Pending);
             stream = self.stream_of(Handed::Slot(id, slot as u16));
             self.begin_wait(Handed::Slot(id, slot as u16));
         }
-        Ok(Freed { requested: u64::from(requested), size, stream, tag })
+        Ok(Freed { requested, size, stream, tag })
     }
 
     #[inline]
@@ -401,8 +400,8 @@ impl<D: Driver> Heap<D> {
     #[inline]
     fn settle_slot(&mut self, id: u32, slot: usize) {
         let slab = &mut self.slabs[id];
-        slab.meta[slot].state = SlotState::Free;
-        let (size, requested) = (u64::from(slab.size), u64::from(slab.meta[slot].requested));
+        slab.meta[slot].set_state(SlotState::Free);
+        let (size, requested) = (u64::from(slab.size), slab.meta[slot].requested());
         let was_full = slab.free == 0;
         slab.give(slot);
         let (empty, class, arena) = (slab.is_empty(), usize::from(slab.class), slab.arena);
@@ -519,36 +518,24 @@ impl<D: Driver> Heap<D> {
 
     /// Makes a slab of a class out of free memory of the lane; none if there is no room for one.
     fn make_slab(&mut self, lane: usize, class: usize) -> Option<u32> {
-        let bins = &self.lanes[lane].arenas[SMALL].bins;
-        let pad = |id: Id| {
-            let block = &self.blocks[id];
-            let offset = block.addr - self.space.segments[block.segment as usize].base;
-            offset.next_multiple_of(SLAB_ALIGN) - offset
-        };
-        let fits = |&id: &Id| self.blocks[id].size >= RUN + pad(id);
-        let id = bins
-            .best(&self.blocks, RUN)
-            .filter(fits)
-            .or_else(|| bins.best(&self.blocks, RUN + SLAB_ALIGN - GRAIN))?;
-        let (pad, arena) = (pad(id), self.blocks[id].arena);
-        self.unbin(arena, id);
-        let mut run = id;
-        if pad > 0 {
-            run = self.blocks.split(id, pad);
-            self.bin(arena, id);
+        let size = self.classes.size(class);
+        let run = run_for(size);
+        // Everything in this arena is a multiple of the unit, so everything is aligned.
+        let id = self.lanes[lane].arenas[RUNS].bins.best(&self.blocks, run)?;
+        let runs = self.blocks[id].arena;
+        self.unbin(runs, id);
+        if self.blocks[id].size > run {
+            let rest = self.blocks.split(id, run);
+            self.bin(runs, rest);
         }
-        if self.blocks[run].size > RUN {
-            let rest = self.blocks.split(run, RUN);
-            self.bin(arena, rest);
-        }
-        let (base, segment) = (self.blocks[run].addr, self.blocks[run].segment);
-        let slab = self.slabs.create(base, run, self.classes.size(class), arena, class);
-        self.blocks[run].state = State::Slab;
-        self.blocks[run].b = slab;
-        self.space.set_slab(segment, base, RUN, Some(slab));
-        let arena = &mut self.lanes[lane].arenas[SMALL];
-        arena.taken += 1;
-        self.slabs.link(&mut arena.slabs[class], slab);
+        let (base, segment) = (self.blocks[id].addr, self.blocks[id].segment);
+        let slab = self.slabs.create(base, id, size, arena_number(lane, SMALL), class);
+        self.blocks[id].state = State::Slab;
+        self.blocks[id].b = slab;
+        self.space.set_slab(segment, base, run, Some(slab));
+        let lane = &mut self.lanes[lane];
+        lane.arenas[RUNS].taken += 1;
+        self.slabs.link(&mut lane.arenas[SMALL].slabs[class], slab);
         Some(slab)
     }
 
@@ -557,7 +544,7 @@ impl<D: Driver> Heap<D> {
     fn retire_slab(&mut self, id: u32) {
         let slab = &self.slabs[id];
         let (base, run, class, arena) = (slab.base, slab.block, usize::from(slab.class), slab.arena);
-        let segment = self.blocks[run].segment;
+        let (segment, size) = (self.blocks[run].segment, self.blocks[run].size);
         let lane = &mut self.lanes[lane_of(arena)];
         // The clock of other lanes' frees would never become quiet here.
         let clock = lane.last_free;
@@ -566,9 +553,9 @@ impl<D: Driver> Heap<D> {
         if in_arena.empty[class] == id {
             in_arena.empty[class] = NONE;
         }
-        in_arena.taken -= 1;
+        lane.arenas[RUNS].taken -= 1;
         self.slabs.retire(id);
-        self.space.set_slab(segment, base, RUN, None);
+        self.space.set_slab(segment, base, size, None);
         self.release_range(run, clock);
     }
 

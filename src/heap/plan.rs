@@ -14,6 +14,7 @@ use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 
 use super::fit::GRAIN;
+use super::pack::{Life, pack, pack_best};
 
 /// Requests that the log remembers.
 const LOG: usize = 8192;
@@ -21,6 +22,8 @@ const LOG: usize = 8192;
 const SHORTEST: usize = 8;
 /// So many requests together tell the place in the plan.
 const CONTEXT: usize = 12;
+/// Plans of one lane.
+const PLANS: usize = 6;
 /// After so many unexpected requests in a row the plan is not followed until its place is found again.
 const LOST: u32 = 24;
 
@@ -32,15 +35,6 @@ struct Logged {
     died: u64,
 }
 
-/// A block's life within a period.
-#[derive(Clone, Copy, Debug)]
-struct Life {
-    request: usize,
-    size: u64,
-    born: u64,
-    length: u64,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Planned {
     size: u64,
@@ -50,30 +44,39 @@ struct Planned {
     length: u64,
 }
 
-/// The log of a lane's large requests, and the plan made from it.
+/// One repeated run of requests with its places.
+struct Plan {
+    requests: Vec<Planned>,
+    /// The end of the highest place.
+    height: u64,
+    /// Length of the period, in requests and frees.
+    span: u64,
+    /// How many requests there had been when it was made or mended.
+    mended: u64,
+}
+
+/// The log of a lane's large requests, and the plans made from it: a job that trains and validates in turn
+/// has one for each.
 pub(super) struct Planner {
     log: Vec<Logged>,
     /// Requests and frees so far.
     time: u64,
     /// Requests so far.
     requests: u64,
-    plan: Vec<Planned>,
-    height: u64,
-    /// Where in the plan the latest requests end, by their sizes; none where that is not unique.
-    places: HashMap<u64, Option<u32>, FixedState>,
+    plans: Vec<Plan>,
+    /// Where in which plan the latest requests end, by their sizes; none where that is not unique.
+    places: HashMap<u64, Option<(u32, u32)>, FixedState>,
+    /// The plan that is being followed, and the request that comes next.
+    plan: usize,
     next: usize,
     /// Unexpected requests in a row.
     misses: u32,
-    /// Pages moved since the plan was made (or looked for).
+    /// Pages moved since a plan was last looked for.
     pub moved: u64,
-    /// Requests whose place was taken since the plan was made or repaired.
+    /// Requests whose place was taken since then.
     pub blocked: u64,
-    /// Requests when it was.
-    mended: u64,
-    /// Length of the period, in requests and frees.
-    span: u64,
     /// No new plan before this many requests.
-    pub not_before: u64,
+    not_before: u64,
     patience: u64,
 }
 
@@ -83,15 +86,13 @@ impl Planner {
             log: vec![Logged::default(); LOG],
             time: 0,
             requests: 0,
-            plan: Vec::new(),
-            height: 0,
+            plans: Vec::new(),
             places: HashMap::default(),
+            plan: 0,
             next: 0,
             misses: 0,
             moved: 0,
             blocked: 0,
-            mended: 0,
-            span: 0,
             not_before: 2 * SHORTEST as u64,
             patience: 64,
         }
@@ -122,22 +123,22 @@ impl Planner {
 
     /// The planned place of the request that was just written down, if it is the expected one.
     pub(super) fn place(&mut self, size: u64) -> Option<u64> {
-        if self.plan.is_empty() {
-            return None;
-        }
-        // An extra request leaves the place in the plan as it was. Where requests are missing, the latest
-        // ones tell the place, if together they occur in the plan once.
-        let here = if self.misses < LOST && self.plan[self.next].size == size {
-            self.next
-        } else if let Some(&Some(place)) = self.places.get(&self.context()) {
-            place as usize
+        // An extra request leaves the place in the plan as it was. Where requests are missing, or another
+        // plan begins, the latest requests tell the place, if together they occur in the plans once.
+        let expected = self.plans.get(self.plan).map(|plan| plan.requests[self.next].size);
+        let (plan, here) = if self.misses < LOST && expected == Some(size) {
+            (self.plan, self.next)
+        } else if let Some(&Some((plan, place))) = self.places.get(&self.context()) {
+            (plan as usize, place as usize)
         } else {
             self.misses = self.misses.saturating_add(1);
             return None;
         };
         self.misses = 0;
-        self.next = (here + 1) % self.plan.len();
-        self.plan[here].offset
+        self.plan = plan;
+        let requests = &self.plans[plan].requests;
+        self.next = (here + 1) % requests.len();
+        requests[here].offset
     }
 
     /// The sizes of the latest requests in one number.
@@ -150,9 +151,9 @@ impl Planner {
         self.requests >= self.not_before && self.moved > 0
     }
 
-    /// Whether the plan is being followed.
+    /// Whether a plan is being followed.
     pub(super) fn is_followed(&self) -> bool {
-        !self.plan.is_empty() && self.misses < LOST
+        !self.plans.is_empty() && self.misses < LOST
     }
 
     /// Looks for a period in the log and packs it into at most `room` bytes, around the blocks that have
@@ -160,30 +161,18 @@ impl Planner {
     /// room. Returns whether there is a new plan.
     pub(super) fn make(&mut self, room: u64, taken: &[(u64, u64, u32)]) -> bool {
         self.moved = 0;
-        let Some((lives, period)) = self.period() else {
-            self.not_before = self.requests + self.patience;
-            self.patience = (self.patience * 2).min(1024);
+        let Some((lives, (count, span))) = self.period() else {
+            self.wait_longer(64, 1 << 16);
             return false;
         };
-        let count = period.0;
+        self.wait_longer(4 * count as u64, 64 * count as u64);
         let obstacles = self.obstacles(taken, count);
-        let (offsets, height) = pack_best(&lives, &obstacles, period.1);
+        let (offsets, height) = pack_best(&lives, &obstacles, span);
         if height > room {
-            self.not_before = self.requests + 1024;
-            return false;
-        }
-        let sum = |sizes: &mut dyn Iterator<Item = u64>| sizes.sum::<u64>();
-        let same = self.plan.len() == count
-            && sum(&mut self.plan.iter().map(|planned| planned.size))
-                == sum(&mut (0..count).map(|back| self.logged(back).size));
-        self.patience = (self.patience * 2).min(64 * count as u64).max(4 * count as u64);
-        self.not_before = self.requests + self.patience;
-        if same && height + height / 100 >= self.height {
-            // The same step again: another layout would only move everything once more.
             return false;
         }
         // The window began two periods ago, so the next request is the plan's first.
-        self.plan = (0..count)
+        let mut requests: Vec<Planned> = (0..count)
             .map(|request| Planned {
                 size: self.logged(2 * count - 1 - request).size,
                 offset: None,
@@ -192,42 +181,71 @@ impl Planner {
             })
             .collect();
         for (life, offset) in lives.iter().zip(offsets) {
-            let planned = &mut self.plan[life.request];
+            let planned = &mut requests[life.request];
             (planned.offset, planned.born, planned.length) = (Some(offset), life.born, life.length);
         }
+        let fresh = contexts(&requests);
+        for index in (0..self.plans.len()).rev() {
+            let old = &self.plans[index];
+            let shared = contexts(&old.requests).iter().filter(|context| fresh.contains(*context)).count();
+            if 2 * shared < old.requests.len().min(count) {
+                continue;
+            }
+            // The same step again, or a part of it: another layout would only move everything once more.
+            let same = old.requests.len() == count;
+            if old.requests.len() > count || (same && height + height / 100 >= old.height) {
+                return false;
+            }
+            self.plans.remove(index);
+        }
+        if self.plans.len() == PLANS {
+            self.plans.remove(0);
+        }
+        self.plans.push(Plan { requests, height, span, mended: self.requests });
+        self.index_places();
+        (self.plan, self.next, self.misses, self.blocked) = (self.plans.len() - 1, 0, 0, 0);
+        true
+    }
+
+    fn wait_longer(&mut self, least: u64, most: u64) {
+        self.patience = (self.patience * 2).min(most).max(least);
+        self.not_before = self.requests + self.patience;
+    }
+
+    fn index_places(&mut self) {
         self.places.clear();
-        for place in 0..count {
-            let sizes =
-                (0..CONTEXT).map(|i| self.plan[(place + count * CONTEXT - CONTEXT + 1 + i) % count].size);
-            let seen = self.places.entry(mix(sizes)).or_insert(Some(place as u32));
-            if *seen != Some(place as u32) {
-                *seen = None;
+        for (index, plan) in self.plans.iter().enumerate() {
+            for (place, context) in contexts(&plan.requests).into_iter().enumerate() {
+                let here = Some((index as u32, place as u32));
+                let seen = self.places.entry(context).or_insert(here);
+                if *seen != here {
+                    *seen = None;
+                }
             }
         }
-        (self.next, self.misses, self.height) = (0, 0, height);
-        (self.mended, self.blocked, self.span) = (self.requests, 0, period.1);
-        true
     }
 
     /// Whether places are taken by blocks that outlive the period.
     pub(super) fn is_blocked(&self) -> bool {
-        self.blocked > 0 && self.requests >= self.mended + self.plan.len() as u64
+        let plan = self.plans.get(self.plan);
+        self.blocked > 0 && plan.is_some_and(|plan| self.requests >= plan.mended + plan.requests.len() as u64)
     }
 
     /// Gives new places to those requests whose place is taken by a block that has outlived a period; the
     /// others keep theirs, so that little moves.
     pub(super) fn mend(&mut self, taken: &[(u64, u64, u32)]) {
-        (self.mended, self.blocked) = (self.requests, 0);
-        let obstacles = self.obstacles(taken, self.plan.len());
-        let hit = |planned: &Planned, offset: u64| {
-            obstacles.iter().any(|&(at, size)| at < offset + planned.size && offset < at + size)
-        };
+        self.blocked = 0;
+        let Some(count) = self.plans.get(self.plan).map(|plan| plan.requests.len()) else { return };
+        let obstacles = self.obstacles(taken, count);
+        let now = self.requests;
+        let plan = &mut self.plans[self.plan];
+        plan.mended = now;
         let (mut homeless, mut settled, mut given) = (Vec::new(), Vec::new(), Vec::new());
-        for (request, planned) in self.plan.iter().enumerate() {
+        for (request, planned) in plan.requests.iter().enumerate() {
             let Some(offset) = planned.offset else { continue };
             let (size, born, length) = (planned.size.next_multiple_of(GRAIN), planned.born, planned.length);
             let life = Life { request, size, born, length };
-            if hit(planned, offset) {
+            if obstacles.iter().any(|&(at, taken)| at < offset + size && offset < at + taken) {
                 homeless.push(life);
             } else {
                 settled.push(life);
@@ -239,13 +257,13 @@ impl Planner {
         let order: Vec<usize> = (0..count).collect();
         let mut all = homeless;
         all.append(&mut settled);
-        all.extend(obstacles.iter().map(|&(_, size)| Life { request: 0, size, born: 0, length: self.span }));
+        all.extend(obstacles.iter().map(|&(_, size)| Life { request: 0, size, born: 0, length: plan.span }));
         given.extend(obstacles.iter().map(|&(offset, _)| offset));
-        let (offsets, height) = pack(&all, &order, &given, self.span);
+        let (offsets, height) = pack(&all, &order, &given, plan.span);
         for (life, offset) in all[..count].iter().zip(offsets) {
-            self.plan[life.request].offset = Some(offset);
+            plan.requests[life.request].offset = Some(offset);
         }
-        self.height = self.height.max(height);
+        plan.height = plan.height.max(height);
     }
 
     /// The blocks of `taken` that have outlived a period of `count` requests: offset and size.
@@ -254,8 +272,8 @@ impl Planner {
         taken.iter().filter(|block| stays(block.2)).map(|block| (block.0, block.1)).collect()
     }
 
-    /// The lives of one period: the shortest with which the log has repeated itself and within which
-    /// nearly everything that is born also dies. With it, the period in requests and in time.
+    /// The lives of one period: the shortest with which the log has repeated itself and within which as
+    /// much of what is born also dies as within any. With it, the period in requests and in time.
     fn period(&self) -> Option<(Vec<Life>, (usize, u64))> {
         let known = (self.requests as usize).min(LOG);
         let borders = borders((0..known).map(|back| self.logged(back).size));
@@ -266,24 +284,43 @@ impl Planner {
             .collect();
         periods.sort_unstable();
         periods.dedup();
-        periods.into_iter().find_map(|count| {
-            let first = self.logged(2 * count - 1);
-            let time = self.logged(count - 1).born - first.born;
-            let logged = (0..count).map(|request| (request, self.logged(2 * count - 1 - request)));
-            let bytes: u64 = logged.clone().map(|(_, logged)| logged.size).sum();
-            let lives: Vec<Life> = logged
-                .filter(|(_, logged)| logged.died != 0 && logged.died - logged.born < time)
-                .map(|(request, logged)| Life {
-                    request,
-                    size: logged.size.next_multiple_of(GRAIN),
-                    born: logged.born - first.born,
-                    length: logged.died - logged.born,
-                })
-                .collect();
+        // In percent of the bytes.
+        let mut best = (79, None);
+        for count in periods.into_iter().take(64) {
+            let (lives, time) = self.lives(count);
+            let bytes: u64 = (0..count).map(|back| self.logged(back).size).sum();
             let planned: u64 = lives.iter().map(|life| life.size).sum();
-            (planned > bytes / 10 * 8).then_some((lives, (count, time)))
-        })
+            let share = planned.saturating_mul(100) / bytes.max(1);
+            if share > best.0 + u64::from(best.1.is_some()) {
+                best = (share, Some((lives, (count, time))));
+            }
+        }
+        best.1
     }
+
+    /// The lives that end within a period, of the one that ended a period ago; and its length in time.
+    fn lives(&self, count: usize) -> (Vec<Life>, u64) {
+        let first = self.logged(2 * count - 1);
+        let time = self.logged(count - 1).born - first.born;
+        let logged = (0..count).map(|request| (request, self.logged(2 * count - 1 - request)));
+        let lives = logged.filter(|(_, logged)| logged.died != 0 && logged.died - logged.born < time).map(
+            |(request, logged)| Life {
+                request,
+                size: logged.size.next_multiple_of(GRAIN),
+                born: logged.born - first.born,
+                length: logged.died - logged.born,
+            },
+        );
+        (lives.collect(), time)
+    }
+}
+
+/// For every place in a plan, the sizes of the requests up to there in one number.
+fn contexts(requests: &[Planned]) -> Vec<u64> {
+    let count = requests.len();
+    let before = count * CONTEXT - CONTEXT + 1;
+    let size = |place: usize, i: usize| requests[(place + before + i) % count].size;
+    (0..count).map(|place| mix((0..CONTEXT).map(|i| size(place, i)))).collect()
 }
 
 fn mix(sizes: impl Iterator<Item = u64>) -> u64 {
@@ -305,62 +342,6 @@ fn borders(items: impl Iterator<Item = u64>) -> Vec<u32> {
         borders[index] = length as u32;
     }
     borders
-}
-
-/// The lowest of three packings: largest first, longest-lived first, largest area first.
-fn pack_best(lives: &[Life], obstacles: &[(u64, u64)], time: u64) -> (Vec<u64>, u64) {
-    // An obstacle is a life that never ends, with its place given.
-    let mut all: Vec<Life> = lives.to_vec();
-    all.extend(obstacles.iter().map(|&(_, size)| Life { request: 0, size, born: 0, length: time }));
-    let given: Vec<u64> = obstacles.iter().map(|&(offset, _)| offset).collect();
-
-    let keys: [fn(&Life) -> u128; 3] = [
-        |life| u128::from(life.size),
-        |life| u128::from(life.length),
-        |life| u128::from(life.size) * u128::from(life.length),
-    ];
-    let packings = keys.into_iter().map(|key| {
-        let mut order: Vec<usize> = (0..lives.len()).collect();
-        order.sort_by_key(|&index| (std::cmp::Reverse(key(&lives[index])), lives[index].born));
-        pack(&all, &order, &given, time)
-    });
-    let (mut offsets, height) = packings.min_by_key(|&(_, height)| height).unwrap_or_default();
-    offsets.truncate(lives.len());
-    (offsets, height)
-}
-
-/// Packs lives that recur every `time` into the lowest places, in the order given; the last ones have
-/// their places already.
-fn pack(lives: &[Life], order: &[usize], given: &[u64], time: u64) -> (Vec<u64>, u64) {
-    let mut offsets = vec![0; lives.len()];
-    let free = lives.len() - given.len();
-    offsets[free..].copy_from_slice(given);
-    // By offset.
-    let mut placed: Vec<usize> = (free..lives.len()).collect();
-    placed.sort_by_key(|&index| offsets[index]);
-    let mut height = 0;
-    for &index in order {
-        let mut at = 0;
-        for &other in &placed {
-            if meet(&lives[index], &lives[other], time) {
-                if offsets[other] >= at + lives[index].size {
-                    break;
-                }
-                at = at.max(offsets[other] + lives[other].size);
-            }
-        }
-        offsets[index] = at;
-        height = height.max(at + lives[index].size);
-        let place = placed.partition_point(|&other| offsets[other] <= at);
-        placed.insert(place, index);
-    }
-    (offsets, height)
-}
-
-/// Whether two recurring lives are ever lived at once.
-fn meet(a: &Life, b: &Life, time: u64) -> bool {
-    let after = |from: u64, to: u64| (to + time - from) % time;
-    after(a.born, b.born) < a.length || after(b.born, a.born) < b.length
 }
 
 #[cfg(test)]
@@ -394,26 +375,18 @@ mod tests {
             step(&mut planner, |_, _| {});
         }
         assert!(planner.make(u64::MAX, &[]));
-        assert_eq!(planner.plan.len(), 24);
+        assert_eq!(planner.plans[0].requests.len(), 24);
         planner
     }
 
     #[test]
-    fn a_repeated_step_is_planned_without_overlap() {
+    fn a_repeated_step_is_planned() {
         let mut planner = planned();
         let mut places = 0;
         step(&mut planner, |_, place| places += u32::from(place.is_some()));
         assert_eq!(places, 24);
-        let (lives, (count, time)) = planner.period().unwrap();
-        assert_eq!(count, 24);
-        let (offsets, height) = pack_best(&lives, &[], time);
-        for (i, a) in lives.iter().enumerate() {
-            for (j, b) in lives.iter().enumerate().skip(i + 1) {
-                let apart = offsets[i] + a.size <= offsets[j] || offsets[j] + b.size <= offsets[i];
-                assert!(apart || !meet(a, b, time), "{a:?} and {b:?}");
-            }
-        }
         let kept: u64 = (1..9).map(|layer| layer * 10 * GRAIN).sum();
+        let height = planner.plans[0].height;
         assert!(height <= kept + 80 * GRAIN, "{height} for {kept}");
     }
 

@@ -11,7 +11,7 @@ use super::arena::{arena_number, kind_for};
 use super::block::{Id, NONE};
 use super::grow::Shortage;
 use super::stats::SMALL;
-use super::{Address, Driver, FITTED_MIN, GRAIN, Heap, HeapError, RUN, SLAB_ALIGN, Stream, Tag};
+use super::{Address, Driver, FITTED_MIN, Heap, HeapError, RUNS, Stream, Tag, run_for};
 
 impl<D: Driver> Heap<D> {
     /// A small request for which there is no slab with a free slot.
@@ -35,7 +35,7 @@ impl<D: Driver> Heap<D> {
         if let Some(slab) = self.make_slab(lane, class) {
             return Ok(self.take_slot(slab, requested, tag));
         }
-        match self.grow(arena_number(lane, SMALL), RUN + SLAB_ALIGN - GRAIN) {
+        match self.grow(arena_number(lane, RUNS), run_for(self.classes.size(class))) {
             Ok(()) => {}
             // One slot is less than a slab: it may still be found.
             Err(Shortage::Memory) => return self.malloc_lone_slot(lane, requested, tag),
@@ -121,7 +121,7 @@ impl<D: Driver> Heap<D> {
         self.grown(lane, kind, size)
     }
 
-    fn retire_all_empty_slabs(&mut self) {
+    pub(super) fn retire_all_empty_slabs(&mut self) {
         for lane in 0..self.lanes.len() {
             self.retire_empty_slabs(lane);
         }

@@ -12,9 +12,9 @@ use super::{Address, Handle};
 /// The unit of physical memory that the heap deals in, in bytes; the driver's granularity divides it.
 pub(super) const PAGE: u64 = 2 << 20;
 
-/// Granules of 8 KiB for small requests (fitted blocks are larger than [`SLAB_MAX`](super::size_class::SLAB_MAX)),
+/// Granules of 32 KiB for small requests (fitted blocks are larger than [`SLAB_MAX`](super::size_class::SLAB_MAX)),
 /// of 1 MiB for large ones.
-const GRANULE_SHIFT: [u32; 2] = [13, 20];
+const GRANULE_SHIFT: [u32; 2] = [15, 20];
 
 /// An index into [`Space::handles`], plus one in the tables of pages; 0 means no memory.
 pub(super) type HandleId = u32;

@@ -2,14 +2,14 @@
 //!
 //! Up to eight times the minimum the classes are multiples of the minimum (a request below the minimum
 //! is rounded up to it, as in every allocator); above, each doubling is cut in eight. With the device's
-//! minimum of 512 bytes every class up to [`SLAB_MAX`] is a multiple of 512, so that a block's size is
-//! exactly what PyTorch's allocator would make it. It knows numbers only.
+//! minimum of 512 bytes every class up to 8 KiB is a multiple of 512, so that a block's size is exactly
+//! what PyTorch's allocator would make it. It knows numbers only.
 
 /// The largest request that a slab serves; larger ones are fitted into free ranges. Bytes.
 ///
-/// Fitted ranges waste less from here on: a slab of 64 KiB would hold fewer than eight blocks, and a
-/// slab per class costs more memory than it saves.
-pub(super) const SLAB_MAX: u64 = 8 << 10;
+/// Fitted ranges waste less from here on: a slab per class would cost more memory than it saves, and the
+/// time that a slab saves no longer matters for so few requests.
+pub(super) const SLAB_MAX: u64 = 32 << 10;
 
 /// Classes for one minimum block size.
 #[derive(Clone, Copy, Debug)]
@@ -81,7 +81,7 @@ mod tests {
     #[test]
     fn device_classes_are_what_pytorch_rounds_to() {
         let classes = Classes::new(512);
-        for size in 1..=SLAB_MAX {
+        for size in 1..=8 << 10 {
             assert_eq!(classes.size(classes.index(size)), size.next_multiple_of(512));
         }
     }

@@ -1,4 +1,4 @@
-//! Slabs: runs of 64 KiB cut into equal slots, with one bit per slot.
+//! Slabs: runs cut into equal slots, with one bit per slot.
 //!
 //! A slab is one block of an arena's segment (state `Slab`); small requests take and give back slots
 //! without touching the segment. It knows slots, no streams and no pages. Invariants: a bit is set exactly
@@ -7,8 +7,14 @@
 use super::block::{Id, NONE};
 use super::{Address, Tag};
 
-/// The size of a slab, in bytes.
-pub(super) const RUN: u64 = 64 << 10;
+/// Runs are multiples of this and aligned to it, in bytes.
+pub(super) const RUN_UNIT: u64 = 64 << 10;
+
+/// The size of the run for slots of a size, in bytes: at least eight slots.
+pub(super) fn run_for(slot: u64) -> u64 {
+    if slot <= 8 << 10 { RUN_UNIT } else { 4 * RUN_UNIT }
+}
+
 const WORDS: usize = 16;
 
 /// An index into [`Slabs`].
@@ -26,17 +32,44 @@ pub(super) struct Slot {
     pub tag: Tag,
     /// The record of other streams' uses.
     pub uses: Id,
-    pub requested: u16,
-    pub state: SlotState,
+    /// The requested size, and the state in the upper bits.
+    word: u32,
 }
 
-const FREE_SLOT: Slot = Slot { tag: Tag(0, 0), uses: NONE, requested: 0, state: SlotState::Free };
+const STATE_SHIFT: u32 = 24;
+const FREE_SLOT: Slot = Slot { tag: Tag(0, 0), uses: NONE, word: 0 };
+
+impl Slot {
+    #[inline]
+    pub(super) fn live(requested: u64, tag: Tag) -> Self {
+        Slot { tag, uses: NONE, word: requested as u32 | (SlotState::Live as u32) << STATE_SHIFT }
+    }
+
+    #[inline]
+    pub(super) fn requested(&self) -> u64 {
+        u64::from(self.word & ((1 << STATE_SHIFT) - 1))
+    }
+
+    #[inline]
+    pub(super) fn state(&self) -> SlotState {
+        match self.word >> STATE_SHIFT {
+            0 => SlotState::Free,
+            1 => SlotState::Live,
+            _ => SlotState::Pending,
+        }
+    }
+
+    #[inline]
+    pub(super) fn set_state(&mut self, state: SlotState) {
+        self.word = self.requested() as u32 | (state as u32) << STATE_SHIFT;
+    }
+}
 
 pub(super) struct Slab {
     pub base: Address,
     pub size: u32,
-    /// 2^32 ÷ size, rounded up: division by multiplication, exact for offsets below 2^16.
-    inverse: u32,
+    /// 2^40 ÷ size, rounded up: division by multiplication, exact for offsets below 2^24.
+    inverse: u64,
     pub slots: u16,
     pub free: u16,
     pub arena: u16,
@@ -78,7 +111,7 @@ impl Slab {
     /// The slot that an address lies in; none in the run's unused tail.
     #[inline]
     pub(super) fn slot_of(&self, at: Address) -> Option<usize> {
-        let slot = (((at - self.base) * u64::from(self.inverse)) >> 32) as usize;
+        let slot = (((at - self.base) * self.inverse) >> 40) as usize;
         (slot < self.slots as usize).then_some(slot)
     }
 
@@ -124,7 +157,7 @@ impl Slabs {
 
     /// A slab over the block at `base`; it is in no list yet. Records and their slots are used again.
     pub(super) fn create(&mut self, base: Address, block: Id, size: u64, arena: u16, class: usize) -> SlabId {
-        let slots = (RUN / size) as u16;
+        let slots = (run_for(size) / size) as u16;
         let (id, mut meta) = match self.vacant {
             NONE => (self.records.len() as SlabId, Vec::new()),
             id => {
@@ -142,7 +175,7 @@ impl Slabs {
         let slab = Slab {
             base,
             size: size as u32,
-            inverse: (1u64 << 32).div_ceil(size) as u32,
+            inverse: (1u64 << 40).div_ceil(size),
             slots,
             free: slots,
             arena,
@@ -220,7 +253,7 @@ mod tests {
                     assert_eq!(slab.slot_of(at + u64::from(slab.size) - 1), Some(expected));
                 }
                 assert_eq!(slab.free, 0);
-                assert!(u64::from(slab.slots) * u64::from(slab.size) <= RUN);
+                assert!(u64::from(slab.slots) * u64::from(slab.size) <= run_for(classes.size(class)));
                 slab.give(3);
                 assert!(slab.is_free(3) && !slab.is_free(2));
                 assert_eq!(slab.take(), 3);
@@ -232,8 +265,9 @@ mod tests {
     fn a_run_wastes_little_of_its_tail() {
         let classes = Classes::new(512);
         for class in 0..classes.count() {
-            let tail = RUN % classes.size(class);
-            assert!(tail * 10 < RUN, "class of {} leaves {tail}", classes.size(class));
+            let run = run_for(classes.size(class));
+            let tail = run % classes.size(class);
+            assert!(tail * 10 < run, "class of {} leaves {tail}", classes.size(class));
         }
     }
 }

