@@ -17,15 +17,15 @@ test: build lint test-rust check-bindings test-python
 
 lint: build
 	$(CARGO) fmt --check
-	$(CARGO) clippy --release --locked --all-targets -- -D warnings
+	$(CARGO) clippy --locked --all-targets -- -D warnings
 	$(CC) -std=c11 -fsyntax-only -Wall -Wextra -Wpedantic -Werror -x c include/strandline.h
 	$(CXX) -std=c++17 -fsyntax-only -Wall -Wextra -Werror cuda/*.cpp
-	@venv=$$(scripts/venv.sh) && "$$venv/bin/ruff" check python tests && "$$venv/bin/ruff" format --check python tests
+	@venv=$$(scripts/venv.sh) && "$$venv/bin/ruff" check python tests benches && "$$venv/bin/ruff" format --check python tests benches
 
 # STRANDLINE_REQUIRE_TORCH: a test that needs torch fails where there is none, instead of being skipped.
 test-rust: build
 	@venv=$$(scripts/venv.sh) && STRANDLINE_TEST_PYTHON="$$venv/bin/python" STRANDLINE_REQUIRE_TORCH=1 \
-	$(CARGO) test --release --locked
+	$(CARGO) test --locked
 
 test-python: build
 	@venv=$$(scripts/venv.sh) && "$$venv/bin/python" -m pytest -q tests
@@ -35,7 +35,7 @@ bindings:
 	@venv=$$(scripts/venv.sh) && \
 	LIBCLANG_PATH=$$("$$venv/bin/python" -c 'import clang, os; print(os.path.join(list(clang.__path__)[0], "native"))') \
 	BINDGEN_EXTRA_CLANG_ARGS="-I$$(cc -print-file-name=include)" \
-	$(CARGO) check --release --locked --features bindings --lib
+	$(CARGO) check --locked --features bindings --lib
 
 # A file that is right keeps its time, so that nothing is built anew for it.
 check-bindings:

@@ -24,7 +24,9 @@ fn remember() {
 }
 
 /// `c10::alloc_cpu`, through which torch gets the memory of every CPU tensor: only if the probe is
-/// preloaded.
+/// preloaded, and only in a release build (by hand: tests/stacks_torch.py). Without link-time optimisation
+/// strandline's own definitions of these two are linked in whole.
+#[cfg(not(debug_assertions))]
 #[unsafe(export_name = "_ZN3c109alloc_cpuEm")]
 pub extern "C" fn probe_alloc_cpu(size: usize) -> *mut c_void {
     remember();
@@ -34,6 +36,7 @@ pub extern "C" fn probe_alloc_cpu(size: usize) -> *mut c_void {
 
 /// # Safety
 /// `pointer` comes from [`probe_alloc_cpu`].
+#[cfg(not(debug_assertions))]
 #[unsafe(export_name = "_ZN3c108free_cpuEPv")]
 pub unsafe extern "C" fn probe_free_cpu(pointer: *mut c_void) {
     // SAFETY: the caller's promise.

@@ -11,16 +11,20 @@ use std::process::Command;
 
 use interpreters::{Interpreter, interpreters, probe};
 
-fn drive(python: &Interpreter, arguments: &[&str]) {
+fn run(python: &Interpreter, arguments: &[&str]) -> std::process::Output {
     let driver = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/stacks_driver.py");
-    let output = Command::new(&python.path)
+    Command::new(&python.path)
         .arg("-W")
         .arg("ignore")
         .arg(driver)
         .arg(probe())
         .args(arguments)
         .output()
-        .unwrap_or_else(|error| panic!("{} cannot be run: {error}", python.path.display()));
+        .unwrap_or_else(|error| panic!("{} cannot be run: {error}", python.path.display()))
+}
+
+fn drive(python: &Interpreter, arguments: &[&str]) {
+    let output = run(python, arguments);
     let text = String::from_utf8_lossy(&output.stdout);
     println!("== {} {} {arguments:?}\n{text}", python.version, python.path.display());
     assert!(
@@ -56,6 +60,9 @@ fn the_public_api_serves_where_offsets_may_not_be_used() {
 #[test]
 fn an_unknown_interpreter_is_declined() {
     for python in interpreters().iter().filter(|python| python.minor < 9) {
-        drive(python, &[]);
+        let output = run(python, &[]);
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.code().is_some(), "{}: {}\n{text}", python.version, output.status);
+        assert!(text.lines().next().is_some_and(|line| line.contains("error: ")), "{text}");
     }
 }

@@ -33,9 +33,7 @@ pub fn assemble(
     symbols: &dyn Symbols,
 ) -> Report {
     run.steps = run.steps.max(u64::from(judge.steps()));
-    // The clock counts an epoch when it begins; the first needs no such event.
-    let begun = u64::from(clock.now().epoch);
-    run.epochs = run.epochs.max(if begun > 0 { begun + 1 } else { 0 });
+    run.epochs = run.epochs.max(u64::from(clock.now().epoch));
     run.step_seconds = run.step_seconds.or_else(|| clock.step_seconds());
     let mut findings: Vec<_> = judge
         .findings()

@@ -5,6 +5,7 @@ leak.pickle.gz    sixty steps in four epochs; train.py:12 keeps one block per st
 cut.pickle.gz     the same job, only the last part of its history, without annotations
 segments.pickle   torch.cuda.memory_snapshot(): segments and nothing else
 """
+
 import gzip
 import pathlib
 import pickle
@@ -30,19 +31,38 @@ class Allocator:
     def event(self, action, addr, size, stream, frames):
         self.time += 7
         key = "device_free" if action == "oom" else "addr"
-        self.events.append({"action": action, key: addr, "size": size, "stream": stream, "time_us": self.time,
-                            "compile_context": "N/A", "user_metadata": "", "frames": frames})
+        self.events.append(
+            {
+                "action": action,
+                key: addr,
+                "size": size,
+                "stream": stream,
+                "time_us": self.time,
+                "compile_context": "N/A",
+                "user_metadata": "",
+                "frames": frames,
+            }
+        )
 
     def alloc(self, size, stack, stream=0):
         rounded = max(512, -(-size // 512) * 512)
         small = rounded <= 1 << 20
-        fits = [(p["size"], a) for a, p in self.pieces.items()
-                if p["free"] and p["size"] >= rounded and p["small"] == small and p["stream"] == stream]
+        fits = [
+            (p["size"], a)
+            for a, p in self.pieces.items()
+            if p["free"] and p["size"] >= rounded and p["small"] == small and p["stream"] == stream
+        ]
         if not fits:
             total = 2 << 20 if small else max(20 << 20, -(-rounded >> 21 << 21))
             address, self.top = self.top, self.top + total + (2 << 20)
             self.segments[address] = {"total_size": total, "stream": stream, "small": small}
-            self.pieces[address] = {"size": total, "free": True, "small": small, "stream": stream, "segment": address}
+            self.pieces[address] = {
+                "size": total,
+                "free": True,
+                "small": small,
+                "stream": stream,
+                "segment": address,
+            }
             self.event("segment_alloc", address, total, stream, stack)
             fits = [(total, address)]
         address = min(fits)[1]
@@ -87,24 +107,49 @@ class Allocator:
     def dump_segments(self):
         segments = []
         for address, segment in sorted(self.segments.items()):
-            blocks = [{"address": a, "size": p["size"], "requested_size": 0 if p["free"] else p["requested"],
-                       "state": "inactive" if p["free"] else "active_allocated",
-                       "frames": [] if p["free"] else p["frames"]}
-                      for a, p in sorted(self.pieces.items()) if p["segment"] == address]
+            blocks = [
+                {
+                    "address": a,
+                    "size": p["size"],
+                    "requested_size": 0 if p["free"] else p["requested"],
+                    "state": "inactive" if p["free"] else "active_allocated",
+                    "frames": [] if p["free"] else p["frames"],
+                }
+                for a, p in sorted(self.pieces.items())
+                if p["segment"] == address
+            ]
             active = sum(b["size"] for b in blocks if b["state"] != "inactive")
-            segments.append({"device": 0, "address": address, "total_size": segment["total_size"],
-                             "allocated_size": active, "active_size": active,
-                             "requested_size": sum(b["requested_size"] for b in blocks),
-                             "stream": segment["stream"], "segment_type": "small" if segment["small"] else "large",
-                             "segment_pool_id": (0, 0), "is_expandable": False, "frames": [], "blocks": blocks})
+            segments.append(
+                {
+                    "device": 0,
+                    "address": address,
+                    "total_size": segment["total_size"],
+                    "allocated_size": active,
+                    "active_size": active,
+                    "requested_size": sum(b["requested_size"] for b in blocks),
+                    "stream": segment["stream"],
+                    "segment_type": "small" if segment["small"] else "large",
+                    "segment_pool_id": (0, 0),
+                    "is_expandable": False,
+                    "frames": [],
+                    "blocks": blocks,
+                }
+            )
         return segments
 
     def dump(self, annotations=()):
-        return {"segments": self.dump_segments(), "device_traces": [self.events],
-                "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": "", "max_split_size": -1,
-                                       "garbage_collection_threshold": 0.0, "expandable_segments": False,
-                                       "roundup_power2_divisions": {str(1 << n): 0 for n in range(16)}},
-                "external_annotations": list(annotations)}
+        return {
+            "segments": self.dump_segments(),
+            "device_traces": [self.events],
+            "allocator_settings": {
+                "PYTORCH_CUDA_ALLOC_CONF": "",
+                "max_split_size": -1,
+                "garbage_collection_threshold": 0.0,
+                "expandable_segments": False,
+                "roundup_power2_divisions": {str(1 << n): 0 for n in range(16)},
+            },
+            "external_annotations": list(annotations),
+        }
 
 
 def job(steps, epochs, leak):
@@ -116,11 +161,20 @@ def job(steps, epochs, leak):
         marks.append({"name": name, "stage": stage, "device": 0, "time_us": a.time})
 
     module = ("_call_impl", f"{TORCH}/nn/modules/module.py", 1787)
-    forward = a.stack(("linear", f"{TORCH}/nn/functional.py", 125), module, ("step_once", "/job/train.py", 9), main)
+    forward = a.stack(
+        ("linear", f"{TORCH}/nn/functional.py", 125), module, ("step_once", "/job/train.py", 9), main
+    )
     loss = a.stack(("step_once", "/job/train.py", 12), main)
-    backward = a.stack(("backward", f"{TORCH}/autograd/__init__.py", 354), ("step_once", "/job/train.py", 14), main)
-    adam = a.stack(("_multi_tensor_adam", f"{TORCH}/optim/adam.py", 600), ("step", f"{TORCH}/optim/adam.py", 247),
-                   ("wrapper", f"{TORCH}/optim/optimizer.py", 517), ("step_once", "/job/train.py", 15), main)
+    backward = a.stack(
+        ("backward", f"{TORCH}/autograd/__init__.py", 354), ("step_once", "/job/train.py", 14), main
+    )
+    adam = a.stack(
+        ("_multi_tensor_adam", f"{TORCH}/optim/adam.py", 600),
+        ("step", f"{TORCH}/optim/adam.py", 247),
+        ("wrapper", f"{TORCH}/optim/optimizer.py", 517),
+        ("step_once", "/job/train.py", 15),
+        main,
+    )
     setup = a.stack(("convert", f"{TORCH}/nn/modules/module.py", 1370), ("<module>", "/job/train.py", 31))
     for layer in range(6):
         a.alloc(300_000 + 1000 * layer, setup)
@@ -158,7 +212,7 @@ def main():
     write("small.pickle", pickle.dumps(small.dump(marks), protocol=4))
     leaky, marks = job(60, 4, leak=True)
     write("leak.pickle.gz", gzip.compress(pickle.dumps(leaky.dump(marks), protocol=4), 9, mtime=0))
-    leaky.events = leaky.events[len(leaky.events) // 3:]
+    leaky.events = leaky.events[len(leaky.events) // 3 :]
     write("cut.pickle.gz", gzip.compress(pickle.dumps(leaky.dump(), protocol=2), 9, mtime=0))
     bare, _ = job(2, 1, leak=True)
     write("segments.pickle", pickle.dumps(bare.dump_segments(), protocol=4))
