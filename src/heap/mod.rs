@@ -22,6 +22,7 @@ mod block;
 mod check;
 mod config;
 mod fit;
+mod give_back;
 mod grow;
 mod pack;
 mod plan;

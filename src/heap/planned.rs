@@ -58,7 +58,7 @@ impl<D: Driver> Heap<D> {
     pub(super) fn note_moves(&mut self, lane: usize, moved: u64) {
         // Many jobs need a few moves while they warm up and none after: best fit serves them well. The
         // others are known by how much they move.
-        if self.stats.work.stitched_bytes < self.space.physical / 8 {
+        if self.stats.work.stitched_bytes < self.space.physical {
             return;
         }
         self.huge_from = HUGE_FROM;
