@@ -44,7 +44,8 @@ impl Default for Options {
             memory: pages::physical_memory(),
             granularity: 2 << 20,
             virtual_memory: true,
-            huge_pages: true,
+            // Measured: fresh memory comes at a quarter of the speed with them on a virtual machine.
+            huge_pages: false,
         }
     }
 }

@@ -23,16 +23,19 @@ pub(super) const HUGE: usize = 2;
 pub(super) const PLANNED: usize = 3;
 /// Index of the arena for the runs of slabs.
 pub(super) const RUNS: usize = 4;
-/// Requests from this size on (after rounding) are huge. Bytes.
-const HUGE_FROM: u64 = 8 << 20;
+/// Requests from this size on (after rounding) are huge, once pages have to be moved; before, none is.
+/// Bytes.
+pub(super) const HUGE_FROM: u64 = 8 << 20;
 
-/// The arena that a block size belongs to.
+/// The arena that a block size belongs to, if blocks from `huge` bytes on are huge.
 #[inline]
-pub(super) fn kind_for(size: u64) -> usize {
-    match size {
-        ..=SMALL_MAX => SMALL,
-        ..HUGE_FROM => LARGE,
-        _ => HUGE,
+pub(super) fn kind_for(size: u64, huge: u64) -> usize {
+    if size <= SMALL_MAX {
+        SMALL
+    } else if size < huge {
+        LARGE
+    } else {
+        HUGE
     }
 }
 

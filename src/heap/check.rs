@@ -2,12 +2,12 @@
 //!
 //! It only reads, and takes time in proportion to the heap.
 
-use super::arena::{PLANNED, arena_number, kind_for, kind_of};
+use super::arena::{arena_number, kind_of};
 use super::block::{NONE, State};
 use super::segment::{Found, PAGE};
 use super::slab::SlotState;
 use super::stats::{LARGE, SMALL};
-use super::{Driver, Heap, lane_of, part_of};
+use super::{Driver, Heap, SMALL_MAX, lane_of, part_of};
 
 macro_rules! ensure {
     ($condition:expr, $($words:tt)+) => {
@@ -82,7 +82,7 @@ impl<D: Driver> Heap<D> {
                     ensure!(self.space.find(at) == Found::Block(id), "block {id} is not in the table");
                     ensure!(block.word <= block.size, "block {id} is smaller than asked for");
                     ensure!(
-                        kind_of(segment.arena) == PLANNED || kind_for(block.size) == kind_of(segment.arena),
+                        (block.size <= SMALL_MAX) == (kind_of(segment.arena) == SMALL),
                         "block {id} in the wrong arena"
                     );
                     let count = u64::from(block.state == State::Live);

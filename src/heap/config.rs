@@ -51,9 +51,10 @@ impl Config {
         }
     }
 
-    /// For host memory: blocks of 64 bytes and more.
+    /// For host memory: blocks of 64 bytes and more. Moving a page costs the kernel as much as touching a
+    /// new one, and untouched pages cost nothing, so more slack is given.
     pub fn host() -> Self {
-        Config { minimum: 64, ..Self::gpu() }
+        Config { minimum: 64, slack: 100, slack_before_wait: 100, ..Self::gpu() }
     }
 }
 

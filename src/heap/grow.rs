@@ -9,7 +9,6 @@
 //! It knows when a page is quiet, not why the request failed. Invariants: only whole handles inside free,
 //! quiet ranges move; a driver call that fails leaves the books as the driver has them.
 
-use super::arena::Lane;
 use super::arena::{PLANNED, RUNS, part_for};
 use super::block::{Id, NONE, State};
 use super::segment::{HandleId, PAGE, Piece};
@@ -54,6 +53,9 @@ struct Allowance {
     /// Before the host waits for pages to become quiet.
     wait: u64,
 }
+
+/// How much an idle page will be missed: planned places more than others, then by age.
+type Cost = (bool, u64);
 
 /// Windows are looked for among this many unmapped ranges of an arena.
 const CANDIDATES: usize = 512;
@@ -303,8 +305,13 @@ impl<D: Driver> Heap<D> {
 
     /// The idle handle that will be missed least: the free range and the piece in it. With `quiet` only
     /// one that no work can be using.
-    fn victim(&self, window: Option<&Window>, largest: u64, quiet: bool) -> Option<(Id, (HandleId, Piece))> {
-        let mut best: Option<((bool, u64), Id, (HandleId, Piece))> = None;
+    pub(super) fn victim(
+        &self,
+        window: Option<&Window>,
+        largest: u64,
+        quiet: bool,
+    ) -> Option<(Id, (HandleId, Piece))> {
+        let mut best: Option<(Cost, Id, (HandleId, Piece))> = None;
         for (index, lane) in self.lanes.iter().enumerate() {
             if !self.may_take_from(index) || (quiet && lane.loud) {
                 continue;
@@ -424,7 +431,7 @@ impl<D: Driver> Heap<D> {
         }
     }
 
-    fn uncount_mapped(&mut self, arena: u16, segment: u16, size: u64) {
+    pub(super) fn uncount_mapped(&mut self, arena: u16, segment: u16, size: u64) {
         self.stats.reserved_bytes.sub(part_of(arena), size);
         if self.space.segments[segment as usize].mapped == 0 {
             self.stats.segment.sub(part_of(arena), 1);
@@ -521,111 +528,5 @@ impl<D: Driver> Heap<D> {
         self.count_mapped(arena, segment, bytes);
         self.bin(arena, id);
         Ok(())
-    }
-
-    /// Destroys every idle handle of the lanes whose memory may be taken, as far as it is quiet.
-    pub(super) fn give_back(&mut self) -> u64 {
-        let mut bytes = 0;
-        for (handle, size) in std::mem::take(&mut self.space.spare) {
-            bytes += self.destroy(handle, size);
-        }
-        if self.plain {
-            return bytes + self.give_back_plain();
-        }
-        while let Some((id, piece)) = self.victim(None, u64::MAX, true) {
-            let Piece { handle, size, .. } = piece.1;
-            if self.unmap_piece(id, piece).is_err() {
-                break;
-            }
-            bytes += self.destroy(handle, size);
-        }
-        bytes
-    }
-
-    fn destroy(&mut self, handle: Handle, size: u64) -> u64 {
-        self.stats.work.destroys += 1;
-        match self.driver.destroy(handle) {
-            Ok(()) => {
-                self.space.physical -= size;
-                size
-            }
-            Err(_) => {
-                self.space.spare.push((handle, size));
-                0
-            }
-        }
-    }
-
-    fn give_back_plain(&mut self) -> u64 {
-        let mut bytes = 0;
-        for index in 0..self.space.segments.len() as u16 {
-            let segment = &self.space.segments[index as usize];
-            let (first, base, size, arena) = (segment.first, segment.base, segment.size, segment.arena);
-            let lane = lane_of(arena);
-            if !segment.in_use || !segment.plain || !self.may_take_from(lane) || self.lanes[lane].loud {
-                continue;
-            }
-            let block = &self.blocks[first];
-            let idle = block.state == State::Free && block.size == size;
-            if !idle || block.word > self.lanes[lane].marks.quiet {
-                continue;
-            }
-            self.stats.work.destroys += 1;
-            if self.driver.deallocate(base, size).is_err() {
-                continue;
-            }
-            self.unbin(arena, first);
-            self.blocks.vacate(first);
-            self.lanes[lane].arenas[kind_of(arena)].segments.retain(|&other| other != index);
-            self.space.forget_plain(index);
-            AddressSpace::remove(base);
-            self.space.physical -= size;
-            self.uncount_mapped(arena, index, size);
-            bytes += size;
-        }
-        bytes
-    }
-
-    /// Lets a lane of a released pool go if nothing of it is left; its addresses may be used again.
-    pub(super) fn close_lane(&mut self, lane: usize) -> bool {
-        let left = |arena: &super::arena::Arena| {
-            arena.taken > 0 || arena.segments.iter().any(|&s| self.space.segments[s as usize].mapped > 0)
-        };
-        if self.lanes[lane].arenas.iter().any(left) {
-            return false;
-        }
-        self.hush(lane);
-        let closed = std::mem::replace(&mut self.lanes[lane], Lane::new(super::Stream(0), 0));
-        self.lanes[lane].in_use = false;
-        self.lane_of.remove(&(closed.pool, closed.stream));
-        for segment in closed.arenas.iter().flat_map(|arena| &arena.segments) {
-            let entry = &mut self.space.segments[*segment as usize];
-            entry.in_use = false;
-            self.blocks.vacate(entry.first);
-        }
-        true
-    }
-
-    /// Gives everything back to the driver, whatever is still handed out: the heap's end.
-    pub(super) fn dismantle(&mut self) {
-        // Failures leave us nothing to do: the process, or the driver, is ending.
-        let _waited = self.driver.synchronize_device();
-        self.drop_events();
-        for piece in self.space.pieces().copied().collect::<Vec<_>>() {
-            if self.driver.unmap(piece.at, piece.size).is_ok() {
-                let _destroyed = self.driver.destroy(piece.handle);
-            }
-        }
-        for (handle, _) in std::mem::take(&mut self.space.spare) {
-            let _destroyed = self.driver.destroy(handle);
-        }
-        for region in self.space.regions.iter().filter(|region| region.size > 0) {
-            AddressSpace::remove(region.base);
-            let _given_back = if region.plain {
-                self.driver.deallocate(region.base, region.size)
-            } else {
-                self.driver.unreserve(region.base, region.size)
-            };
-        }
     }
 }

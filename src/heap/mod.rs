@@ -22,6 +22,7 @@ mod block;
 mod check;
 mod config;
 mod fit;
+mod give_back;
 mod grow;
 mod pack;
 mod plan;
@@ -85,6 +86,8 @@ pub struct Heap<D: Driver> {
     /// Counts frees: the heap's time.
     clock: u64,
     until_poll: u32,
+    /// Requests from this size on are huge; bytes.
+    huge_from: u64,
 }
 
 impl<D: Driver> Heap<D> {
@@ -119,6 +122,7 @@ impl<D: Driver> Heap<D> {
             stats: Ledgers::default(),
             clock: 0,
             until_poll: POLL,
+            huge_from: u64::MAX,
         })
     }
 
@@ -151,7 +155,7 @@ impl<D: Driver> Heap<D> {
             Some(rounded) if rounded < 1 << 46 => rounded,
             _ => return Err(self.out_of_memory(size)),
         };
-        let kind = kind_for(rounded);
+        let kind = kind_for(rounded, self.huge_from);
         if kind == HUGE && self.lanes[lane].planner.is_some() {
             return self.malloc_planned(lane, rounded, size, tag);
         }

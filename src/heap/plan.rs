@@ -123,6 +123,9 @@ impl Planner {
 
     /// The planned place of the request that was just written down, if it is the expected one.
     pub(super) fn place(&mut self, size: u64) -> Option<u64> {
+        if self.plans.is_empty() {
+            return None;
+        }
         // An extra request leaves the place in the plan as it was. Where requests are missing, or another
         // plan begins, the latest requests tell the place, if together they occur in the plans once.
         let expected = self.plans.get(self.plan).map(|plan| plan.requests[self.next].size);

@@ -4,7 +4,7 @@
 //! places lie in a segment of their own, as large as the device, so that nothing else is ever in the way.
 //! It knows memory and where a request should lie, not why. Invariant: a place is used only if it is free.
 
-use super::arena::arena_number;
+use super::arena::{HUGE_FROM, arena_number};
 use super::block::{Id, NONE, State};
 use super::grow::Window;
 use super::plan::Planner;
@@ -37,7 +37,7 @@ impl<D: Driver> Heap<D> {
             Some(id) => Some(id),
             // Memory of a plan that is not followed is anybody's.
             None => self
-                .fitting(lane, kind_for(size), size)
+                .fitting(lane, kind_for(size, self.huge_from), size)
                 .or_else(|| if followed { None } else { self.fitting(lane, PLANNED, size) }),
         };
         let id = match id {
@@ -56,6 +56,12 @@ impl<D: Driver> Heap<D> {
 
     /// Notes that pages had to be moved for a lane.
     pub(super) fn note_moves(&mut self, lane: usize, moved: u64) {
+        // Many jobs need a few moves while they warm up and none after: best fit serves them well. The
+        // others are known by how much they move.
+        if self.stats.work.stitched_bytes < self.space.physical {
+            return;
+        }
+        self.huge_from = HUGE_FROM;
         let lane = &mut self.lanes[lane];
         if lane.pool == 0 {
             lane.planner.get_or_insert_with(|| Box::new(Planner::new())).moved += moved;

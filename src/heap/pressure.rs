@@ -61,7 +61,7 @@ impl<D: Driver> Heap<D> {
         requested: u64,
         tag: Tag,
     ) -> Result<Id, HeapError> {
-        let kind = kind_for(size);
+        let kind = kind_for(size, self.huge_from);
         if size > self.total || self.config.limit.is_some_and(|limit| size > limit) {
             return Err(self.out_of_memory(requested));
         }

@@ -149,3 +149,23 @@ fn a_forked_child_sees_a_copy() {
     assert_eq!(status, 0, "the child sees the content");
     assert_eq!(peek(base + PAGE), 1, "the child's writes stay its own");
 }
+
+/// `cargo test --release --lib first_touch -- --ignored --nocapture` prints what fresh memory costs.
+#[test]
+#[ignore = "a measurement"]
+fn first_touch() {
+    for huge_pages in [false, true, false, true] {
+        let driver = HostDriver::new(Options { huge_pages, ..Options::default() });
+        let base = driver.reserve(256 * PAGE).unwrap();
+        let start = std::time::Instant::now();
+        for i in 0..256 {
+            let handle = driver.create(PAGE).unwrap();
+            driver.map(base + i * PAGE, PAGE, handle).unwrap();
+            fill(base + i * PAGE, 1);
+        }
+        let fresh = start.elapsed();
+        let start = std::time::Instant::now();
+        (0..256).for_each(|i| fill(base + i * PAGE, 2));
+        println!("huge pages {huge_pages}: 512 MiB fresh {fresh:?}, again {:?}", start.elapsed());
+    }
+}
