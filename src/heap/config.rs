@@ -44,7 +44,8 @@ impl Config {
             minimum: 512,
             limit: None,
             slack: 25,
-            slack_before_wait: 28,
+            // A wait stalls the GPU's queue: one in each step of a 20 ms loop cost a quarter of its speed.
+            slack_before_wait: 100,
             slack_hurried: 100,
             largest_handle: 32 << 20,
             region: None,
