@@ -75,6 +75,19 @@ fn a_site_held_by_nobody_known_belongs_to_the_holder_of_its_rhythm() {
 }
 
 #[test]
+fn the_end_of_the_first_epoch_is_waited_for_once() {
+    let mut job = Job::new(1);
+    for step in 0..60 {
+        if step == 20 || step == 40 {
+            job.clock.begin_epoch();
+        }
+        job.leak(LEAK, 8192);
+        job.train(ACT);
+    }
+    one(&job.end(vec![]), Class::PerIteration, LEAK, 30);
+}
+
+#[test]
 fn two_holders_are_two_findings() {
     let mut job = Job::new(1);
     job.python = Some(Box::new(|stack| if stack == LEAK { held("a", 10) } else { held("b", 50) }));

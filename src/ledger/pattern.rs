@@ -264,9 +264,10 @@ fn recent_hits(old: &[Cohort], upto: u32) -> (u32, u32) {
     (hits, upto - old[start].first + 1)
 }
 
-/// In a first epoch that is still short: what it gathers may be dropped at its end.
+/// In a first epoch that is still short: what it gathers may be dropped at its end. An epoch that began later
+/// is the second, since torch's hooks see the first one end and not begin.
 fn first_epoch_may_clear(view: &View) -> bool {
-    matches!(view.epochs, [only] if view.ended < only.step + FIRST_EPOCH)
+    matches!(view.epochs, [only] if only.step <= 1 && view.ended < only.step + FIRST_EPOCH)
 }
 
 /// The newest events come every second or third step.
