@@ -4,7 +4,6 @@
 .DEFAULT_GOAL := build
 
 CARGO ?= cargo
-PREFIX ?= /usr/local
 
 all build:
 	@command -v $(CARGO) >/dev/null || { echo "cargo was not found; install Rust 1.89 or newer (https://rustup.rs)" >&2; exit 1; }
