@@ -283,7 +283,14 @@ impl Service for Gpus {
     fn snapshot(&self, pool: Option<PoolId>, _traces: bool) -> torch::Snapshot {
         let mut snapshot = torch::Snapshot::default();
         for served in self.open() {
-            let segments = served.lock().heap.segments();
+            // One lock for all of it; symbols are looked up after it.
+            let (segments, stacks) = {
+                let books = served.lock();
+                let segments = books.heap.segments();
+                let tags = segments.iter().flat_map(|segment| &segment.blocks).map(|block| block.tag);
+                let stacks: HashMap<heap::Tag, u32> = tags.map(|tag| (tag, books.stack_of(tag))).collect();
+                (segments, stacks)
+            };
             let mut names: HashMap<u32, Vec<torch::Frame>> = HashMap::new();
             for segment in segments {
                 if pool.is_some_and(|pool| heap_pool(pool) != segment.pool) {
@@ -301,7 +308,7 @@ impl Service for Gpus {
                     frames: if block.state == BlockState::Inactive {
                         Vec::new()
                     } else {
-                        let stack = served.stack_of(block.tag);
+                        let stack = stacks.get(&block.tag).copied().unwrap_or(0);
                         names.entry(stack).or_insert_with(|| torch_frames(stack)).clone()
                     },
                 });

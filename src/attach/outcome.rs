@@ -9,6 +9,7 @@ use super::process::{Stacks, State};
 use super::served::Served;
 use super::{say, say_once};
 use crate::driver::Driver;
+use crate::heap::Stats;
 use crate::ledger;
 use crate::report::{self, DevicePart, DeviceView, Run};
 use parking_lot::Mutex;
@@ -116,7 +117,7 @@ impl State {
 
     /// Writes the report now; false if it could not be written (said once).
     pub fn report(&self, folder: Option<&Path>) -> bool {
-        self.write(Reason::Asked, folder)
+        self.write(Reason::Asked, folder).1
     }
 
     /// The end of the run: judges what waits, writes the last report, says where it is. Once.
@@ -130,13 +131,12 @@ impl State {
         if !self.outcome.main && steps == 0 && self.blocks_served() < BLOCKS_WORTH_A_REPORT {
             return true;
         }
-        let written = self.write(Reason::Exit, None);
+        let (report, written) = self.write(Reason::Exit, None);
         if written && !self.options.quiet && (self.outcome.main || steps > 0) {
-            let verdict = self.assemble(Reason::Exit);
             say(format_args!(
                 "{}: {}; report: {}",
-                verdict.verdict.name(),
-                verdict.reason,
+                report.verdict.name(),
+                report.reason,
                 self.outcome.folder.join("report.json").display()
             ));
         }
@@ -152,7 +152,7 @@ impl State {
     /// For the message of an out-of-memory error: the findings, and who has most of the device's memory. The
     /// report is written as well, since the job may not live to write another.
     pub(super) fn who_has_the_memory(&self, device: i32) -> String {
-        let report = self.assemble(Reason::OutOfMemory);
+        let (report, _) = self.write(Reason::OutOfMemory, None);
         let mut text = String::new();
         let here = |at: &Option<ledger::Frame>| {
             at.as_ref()
@@ -183,11 +183,11 @@ impl State {
                 here(&site.allocated_at)
             );
         }
-        self.write(Reason::OutOfMemory, None);
         text
     }
 
-    fn write(&self, why: Reason, folder: Option<&Path>) -> bool {
+    /// Puts the report together and writes it. Returns it, and whether it was written (said once if not).
+    fn write(&self, why: Reason, folder: Option<&Path>) -> (report::Report, bool) {
         let _one_at_a_time = self.outcome.writing.lock();
         let report = self.assemble(why);
         let folder = folder.unwrap_or(&self.outcome.folder);
@@ -195,13 +195,10 @@ impl State {
         let text = report::text::report(&report, report::text::Colour::Never);
         let written = report::write::file(folder, "report.json", json.as_bytes())
             .and_then(|_| report::write::file(folder, "report.txt", text.as_bytes()));
-        match written {
-            Ok(_) => true,
-            Err(error) => {
-                say_once(&self.outcome.cannot, format_args!("{error}"));
-                false
-            }
+        if let Err(error) = &written {
+            say_once(&self.outcome.cannot, format_args!("{error}"));
         }
+        (report, written.is_ok())
     }
 
     fn assemble(&self, why: Reason) -> report::Report {
@@ -242,10 +239,12 @@ fn part_of<D: Driver>(served: &Served<D>, wanted: &[u32]) -> Option<DevicePart> 
     let view = DeviceView::of(&books.accounts, wanted);
     let stats = books.heap.stats();
     drop(books);
-    Some(DevicePart {
-        view,
-        stats: stats.flat().into_iter().map(|(key, value)| (key, value.into())).collect(),
-    })
+    Some(DevicePart { view, stats: stats_as_json(&stats) })
+}
+
+/// The keys of `torch.cuda.memory_stats()` as a JSON object.
+pub(super) fn stats_as_json(stats: &Stats) -> serde_json::Map<String, serde_json::Value> {
+    stats.flat().into_iter().map(|(key, value)| (key, value.into())).collect()
 }
 
 /// Bytes as torch's own out-of-memory message shows them.

@@ -11,14 +11,14 @@
 
 use super::gpu::Gpus;
 use super::options::{self, Mode, Options};
-use super::outcome::Outcome;
+use super::outcome::{self, Outcome};
 use super::served::Served;
 use super::watched::Watched;
 use super::{fork, python_boot, say, say_once, signal};
 use crate::driver::Stream;
 use crate::driver::host::HostDriver;
 use crate::heap::{AddressSpace, Config, Heap, HeapError};
-use crate::ledger::{self, Clock, Judge, LiveBlock, Phase};
+use crate::ledger::{self, Accounts, Clock, Judge, LiveBlock, Phase, Sample};
 use crate::stacks;
 use parking_lot::Mutex;
 use serde::Deserialize;
@@ -215,8 +215,7 @@ pub fn host_free(pointer: usize) -> bool {
     let Some(state) = state() else { return true };
     let Some(host) = state.host.as_ref() else { return false };
     if let Some(Err(error)) = contained(|| host.free(pointer as u64, state.clock)) {
-        static SAID: AtomicBool = AtomicBool::new(false);
-        say_once(&SAID, format_args!("{error}; it was freed by torch, and is left alone"));
+        super::fault_of_a_free(error);
     }
     true
 }
@@ -261,21 +260,22 @@ impl State {
         let now = self.clock.now();
         let mut waiting = 0;
         let mut judge = self.judge.lock();
+        let mut end_step = |accounts: &mut Accounts, sample: &Sample| {
+            accounts.boundary(ended, now.epoch, sample);
+            waiting = judge.look(accounts, self.clock);
+        };
         if let Some(mut books) = self.host.as_ref().and_then(Served::books) {
             let sample = books.sample();
-            books.accounts.boundary(ended, now.epoch, &sample);
+            end_step(&mut books.accounts, &sample);
             books.trim_idle(ended, sample.allocated, sample.reserved);
-            waiting = judge.look(&mut books.accounts, self.clock);
         }
         for mut books in self.gpus.into_iter().flat_map(Gpus::open).filter_map(Served::books) {
             let sample = books.sample();
-            books.accounts.boundary(ended, now.epoch, &sample);
-            waiting = judge.look(&mut books.accounts, self.clock);
+            end_step(&mut books.accounts, &sample);
         }
         for mut notes in self.gpus.into_iter().flat_map(Gpus::seen).filter_map(Watched::notes) {
             let sample = notes.sample();
-            notes.accounts.boundary(ended, now.epoch, &sample);
-            waiting = judge.look(&mut notes.accounts, self.clock);
+            end_step(&mut notes.accounts, &sample);
         }
         drop(judge);
         self.tell_news();
@@ -349,9 +349,7 @@ impl State {
         } else {
             self.gpus?.open().find(|served| served.device() == device)?.stats()?
         };
-        let map: serde_json::Map<String, serde_json::Value> =
-            stats.flat().into_iter().map(|(key, value)| (key, value.into())).collect();
-        serde_json::to_string(&map).ok()
+        serde_json::to_string(&outcome::stats_as_json(&stats)).ok()
     }
 }
 

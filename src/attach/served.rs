@@ -83,12 +83,6 @@ impl<D: Driver> Served<D> {
         self.books.lock()
     }
 
-    /// The stack of a block, by its tag.
-    pub fn stack_of(&self, tag: Tag) -> u32 {
-        let site = ledger::Tag(tag.0, tag.1).site();
-        self.books().and_then(|books| books.accounts.site(site).map(|site| site.stack)).unwrap_or(0)
-    }
-
     /// The books, for as long as the guard lives; `None` if the lock was not to be had in time.
     pub fn books(&self) -> Option<MutexGuard<'_, Books<D>>> {
         self.books.try_lock_for(PATIENCE)
@@ -111,6 +105,11 @@ impl<D: Driver> Books<D> {
             total: self.total,
             ..Sample::default()
         }
+    }
+
+    /// The stack of a block, by its tag.
+    pub fn stack_of(&self, tag: Tag) -> u32 {
+        self.accounts.site(ledger::Tag(tag.0, tag.1).site()).map_or(0, |site| site.stack)
     }
 
     /// The live blocks of a site.
