@@ -19,6 +19,7 @@ use crate::driver::Stream;
 use crate::driver::host::HostDriver;
 use crate::heap::{AddressSpace, Config, Heap, HeapError};
 use crate::ledger::{self, Accounts, Clock, Judge, LiveBlock, Phase, Sample};
+use crate::report::model::Remark;
 use crate::stacks;
 use parking_lot::Mutex;
 use serde::Deserialize;
@@ -26,6 +27,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 use std::time::Instant;
+
+/// Most remarks of one process.
+const REMARKS: usize = 32;
 
 /// The number of the host among the devices.
 pub const HOST: i32 = -1;
@@ -47,6 +51,8 @@ pub struct State {
     pub(super) gpus: Option<&'static Gpus>,
     pub(super) outcome: Outcome,
     pub(super) began: Instant,
+    /// What the Python side had to say besides findings.
+    pub(super) remarks: Mutex<Vec<Remark>>,
     /// Candidates taken from the judge and not yet fetched whole by the caller.
     candidates: Mutex<Option<String>>,
 }
@@ -62,6 +68,7 @@ struct Told {
     out: Option<PathBuf>,
     quiet: Option<bool>,
     every: Option<u32>,
+    focus: Option<String>,
     command: Option<Vec<String>>,
     library_roots: Vec<String>,
     user_roots: Vec<String>,
@@ -117,6 +124,7 @@ pub fn start(mode: i32, told: Option<&str>) -> Result<(), NotStarted> {
     options.out = told.out.or(options.out);
     options.quiet = told.quiet.unwrap_or(options.quiet);
     options.every = told.every.unwrap_or(options.every);
+    options.focus = told.focus.or(options.focus);
     let host = if mode == Mode::Host { Some(serve_host()?) } else { None };
     let stacks = stacks::Options {
         library_roots: told.library_roots,
@@ -144,6 +152,7 @@ pub fn start(mode: i32, told: Option<&str>) -> Result<(), NotStarted> {
         host,
         gpus,
         began: Instant::now(),
+        remarks: Mutex::new(Vec::new()),
         candidates: Mutex::new(None),
     });
     // SAFETY: getpid cannot fail.
@@ -340,6 +349,33 @@ impl State {
         }
         self.tell_news();
         done.is_ok()
+    }
+
+    /// Gives the host heap's cache back.
+    pub fn trim_host(&self) {
+        if let Some(mut books) = self.host.as_ref().and_then(Served::books) {
+            books.heap.trim();
+        }
+    }
+
+    /// Takes something worth knowing, as JSON, and says it when it is new; false when it is not the JSON of
+    /// strandline.h.
+    pub fn remark(&self, remark: &str) -> bool {
+        let remark: Remark = match serde_json::from_str(remark) {
+            Ok(remark) => remark,
+            Err(error) => {
+                static SAID: AtomicBool = AtomicBool::new(false);
+                say_once(&SAID, format_args!("a remark is not the JSON of strandline.h: {error}"));
+                return false;
+            }
+        };
+        let mut remarks = self.remarks.lock();
+        let known = remarks.iter().any(|known| known.kind == remark.kind && known.what == remark.what);
+        if !known && remarks.len() < REMARKS {
+            self.tell(&remark);
+            remarks.push(remark);
+        }
+        true
     }
 
     /// Statistics of a device as a JSON object.

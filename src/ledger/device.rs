@@ -3,14 +3,17 @@
 //! Must not know: single blocks, judgement.
 //! Invariant: bounded however long the job runs; recent boundaries are exact, older ones thinned.
 
+use super::clock::Phase;
 use super::history::Thinned;
 use super::site::Site;
+use super::windows::{Flow, Flows, Windows};
 
 /// Boundaries whose mature bytes are remembered exactly.
 const RECENT: usize = 64;
 /// Points of the device's series.
 pub const SERIES: usize = 64;
 const EPOCHS: usize = 64;
+const RECORDS: usize = 16;
 /// Sites remembered as those whose blocks made reserved memory grow.
 const CREDITED: usize = 8;
 
@@ -24,6 +27,29 @@ pub struct Sample {
     pub total: Option<u64>,
     /// Memory of the device that this allocator did not hand out (other processes, libraries).
     pub outside: u64,
+    /// How often the allocator had to free its cache and try again.
+    pub retries: u64,
+}
+
+/// What happened on a device up to a step boundary.
+pub(super) struct Boundary<'a> {
+    pub ended: u32,
+    pub epoch: u32,
+    pub sample: &'a Sample,
+    /// The highest requested bytes within the step, and the phase of it.
+    pub high: (u64, Phase),
+    pub mature: u64,
+    pub active: u32,
+    pub trending: u32,
+    pub flow: Flow,
+}
+
+/// A step that needed more memory than any before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Record {
+    pub step: u32,
+    pub peak: u64,
+    pub phase: Phase,
 }
 
 /// One point of the device's series.
@@ -47,6 +73,13 @@ pub struct DeviceBooks {
     epochs: Vec<(u32, u64)>,
     peak: u64,
     peak_step: u32,
+    /// Peaks higher than all before by a hundredth: the newest of them, and how many there were.
+    records: Vec<Record>,
+    record_count: u32,
+    windows: Windows,
+    flows: Flows,
+    /// Memory outside the allocator when it was first known, and the lowest since.
+    outside: Option<(u64, u64)>,
     /// The share of active sites whose bytes per step keep rising, smoothed, and their number now.
     pub trending_share: f32,
     pub trending: u32,
@@ -55,17 +88,8 @@ pub struct DeviceBooks {
 }
 
 impl DeviceBooks {
-    #[allow(clippy::too_many_arguments)]
-    pub(super) fn boundary(
-        &mut self,
-        ended: u32,
-        epoch: u32,
-        sample: &Sample,
-        peak: u64,
-        mature: u64,
-        active: u32,
-        trending: u32,
-    ) {
+    pub(super) fn boundary(&mut self, at: &Boundary) {
+        let Boundary { ended, epoch, sample, high: (peak, phase), mature, active, trending, .. } = *at;
         self.boundaries += 1;
         self.last = *sample;
         let point = DevicePoint {
@@ -81,7 +105,20 @@ impl DeviceBooks {
         }
         self.mature[ended as usize % RECENT] = mature;
         if peak > self.peak {
+            if peak > self.peak + self.peak / 100 {
+                if self.records.len() == RECORDS {
+                    self.records.remove(0);
+                }
+                self.records.push(Record { step: ended, peak, phase });
+                self.record_count += 1;
+            }
             (self.peak, self.peak_step) = (peak, ended);
+        }
+        self.windows.push(ended, &point, sample.retries);
+        self.flows.push(at.flow);
+        if sample.outside > 0 {
+            let (first, least) = self.outside.unwrap_or((sample.outside, sample.outside));
+            self.outside = Some((first, least.min(sample.outside)));
         }
         match self.epochs.last_mut() {
             Some(last) if last.0 == epoch => last.1 = last.1.max(peak),
@@ -160,12 +197,37 @@ impl DeviceBooks {
         (self.peak, self.peak_step)
     }
 
+    /// Steps that needed more than any before: the newest of them, and how many there were.
+    pub fn records(&self) -> (&[Record], u32) {
+        (&self.records, self.record_count)
+    }
+
+    /// Minimum, mean and maximum of what was allocated and reserved, in stretches of the run.
+    pub fn windows(&self) -> &Windows {
+        &self.windows
+    }
+
+    /// What was allocated and freed, by phase.
+    pub fn flows(&self) -> &Flows {
+        &self.flows
+    }
+
+    /// Memory outside the allocator when it was first known.
+    pub fn outside_at_first(&self) -> Option<u64> {
+        self.outside.map(|(first, _)| first)
+    }
+
     /// `(epoch, peak)` of the first and the newest epochs.
     pub fn epoch_peaks(&self) -> &[(u32, u64)] {
         &self.epochs
     }
 
     pub fn memory_bytes(&self) -> usize {
-        self.series.memory_bytes() + self.mature.capacity() * 8 + self.epochs.capacity() * 16 + CREDITED * 16
+        self.series.memory_bytes()
+            + self.mature.capacity() * 8
+            + self.epochs.capacity() * 16
+            + CREDITED * 16
+            + self.records.capacity() * size_of::<Record>()
+            + self.windows.memory_bytes()
     }
 }

@@ -10,11 +10,12 @@
 //! | [`device`] | the books of one device at step boundaries |
 //! | [`accounts`] | all of it for one device: born, died, boundary |
 //! | [`trend`] | robust statistics |
+//! | [`windows`] | minimum, mean and maximum over stretches of the run; what phases allocate and free |
 //! | [`pattern`] | how a site's survivors accumulate |
 //! | [`fragmentation`] | reserved grows, in use does not |
 //! | [`findings`] | cases, answers, findings |
 //! | [`judge`] | from patterns to findings, and back |
-//! | [`notes`] | what grew and is no leak |
+//! | [`notes`] | what grew and is no leak, what is undecided |
 //! | [`wire`] | the JSON of candidates and answers |
 //! | [`symbols`] | what is asked of call stacks |
 //!
@@ -35,6 +36,7 @@ pub mod site;
 pub mod symbols;
 pub mod tag;
 pub mod trend;
+pub mod windows;
 pub mod wire;
 
 pub use accounts::Accounts;

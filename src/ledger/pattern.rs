@@ -500,6 +500,43 @@ pub fn grows_with_input(books: &DeviceBooks) -> bool {
     books.trending > 3 && books.trending_share > 0.2
 }
 
+/// A site that may be on its way to a finding and was not seen long enough: what was counted, what decides.
+pub fn unripe(site: &Site, view: &View) -> Option<(String, String)> {
+    if site.late_blocks > 0 || site.resets > 0 {
+        return None;
+    }
+    let upto = view.ended.checked_sub(MATURE + 1)?;
+    let begins = warm_up_ends(view).min(view.ended / 2);
+    let old: Vec<Cohort> =
+        site.cohorts.iter().filter(|c| c.first >= begins.max(3) && c.last <= upto).copied().collect();
+    let found = bursts(&old, 1);
+    let (first, newest) = (found.first()?, found.last()?);
+    let quiet = view.ended - newest.end;
+    match found.len() {
+        1 if quiet < STAYED => Some((
+            format!("allocated in step {} and still there {quiet} steps later", newest.start),
+            format!("{STAYED} steps decide whether it stays"),
+        )),
+        2..PERIODIC if newest.start > first.start => {
+            let gap = (newest.start - first.start) / (found.len() as u32 - 1);
+            (quiet <= 2 * gap + 2).then(|| {
+                (
+                    format!(
+                        "{} times in {} steps something stayed behind, about every {gap} steps",
+                        found.len(),
+                        view.ended + 1
+                    ),
+                    format!(
+                        "{PERIODIC} times decide it: {} more steps",
+                        gap * (PERIODIC - found.len()) as u32
+                    ),
+                )
+            })
+        }
+        _ => None,
+    }
+}
+
 /// Whether a site that once accumulated still does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
@@ -530,6 +567,9 @@ pub fn standing(site: &Site, pattern: &Pattern, most: u64, view: &View) -> Stand
         let left = site.cohorts.iter().filter(|c| c.last >= pattern.first && c.first <= pattern.last);
         let left: u64 = left.map(|c| c.bytes).sum();
         return if left * 2 < pattern.bytes { Standing::Freed } else { Standing::Growing };
+    }
+    if site.cohorts.is_empty() {
+        return Standing::Freed;
     }
     let span = f64::from(ended.saturating_sub(pattern.first));
     let newest = site.cohorts.iter().rev().find(|c| c.last + MATURE <= ended).map_or(0, |c| c.last);
