@@ -219,7 +219,7 @@ class _Composer:
         if step.kind != "index" or not step.name[1:-1].isidentifier():
             return None
         holder = Holder("attribute", step.name[1:-1])
-        stores = [s for s in self.finder.stores(holder) if is_user_file(s.file.name) and s.score >= 90]
+        stores = [s for s in self.finder.stores(holder) if is_user_file(s.file.name) and s.score >= 60]
         return self._made(stores[0], holder, step, "") if stores else None
 
     def _below(self) -> Optional[Kept]:

@@ -6,6 +6,7 @@ when it returns it holds nothing of the user's; every candidate gets an answer, 
 """
 
 import gc
+import os
 import sys
 import time
 import types
@@ -46,6 +47,7 @@ class Explainer:
         try:
             candidates = self._library.candidates()
             if candidates:
+                _announce(len(candidates))
                 answers = self._search(candidates)
                 spent = time.perf_counter() - began
                 for candidate in candidates:
@@ -75,6 +77,19 @@ class Explainer:
                 search.close()
             if collecting:
                 gc.enable()
+
+
+_MANY = 300_000  # objects among which a search may be felt
+
+
+def _announce(sites: int) -> None:
+    """Says that a search begins which may hold the program up for a moment."""
+    count = len(gc.get_objects())
+    if count >= _MANY and os.environ.get("STRANDLINE_QUIET", "0") in ("", "0"):
+        sys.stderr.write(
+            f"strandline: looking for what holds the blocks of {sites} sites among {count:,} objects "
+            f"(at most {SECONDS:.0f} s)\n"
+        )
 
 
 def picked(blocks: List[Block]) -> List[Block]:

@@ -24,6 +24,7 @@ class Graphs:
     def __init__(self, library: Any) -> None:
         self._library = library
         self._seen: Dict[str, Tuple[int, int]] = {}  # name -> (step, nodes)
+        self._said: Dict[str, None] = {}
 
     def look(self, step: int) -> None:
         if "torch" not in sys.modules:
@@ -36,14 +37,17 @@ class Graphs:
             nodes = _autograd.count(tensor, deadline)
             self._seen[name] = (step, nodes)
             then = before.get(name)
-            if then is not None and nodes < _NODES and nodes - then[1] >= 0.9 * (step - then[0]):
+            if name in self._said or then is None:
+                continue
+            if nodes < _NODES and nodes - then[1] >= 0.9 * (step - then[0]):
+                self._said[name] = None
                 self._library.remark(
                     {
                         "kind": "growing-graph",
                         "what": f"{name} carries an autograd graph that grows by "
                         f"{(nodes - then[1]) / (step - then[0]):.0f} nodes per step ({nodes:,} at step {step})",
-                        "because": "its saved tensors are counted as findings where they stay; after backward() they "
-                        "are gone, and the nodes alone keep host memory, not the GPU's",
+                        "because": "what its nodes had saved is gone after backward(), so that host memory grows and "
+                        "not the GPU's; where it is not gone, a finding says so",
                         "fix": f"add a number, not the tensor: {name.rsplit(': ', 1)[-1]} += loss.item(), or .detach()",
                     }
                 )

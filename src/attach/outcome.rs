@@ -230,6 +230,9 @@ impl State {
                 watched.notes().map(|notes| DeviceView::with_epochs(&notes.accounts, &wanted, &epochs));
             parts.extend(view.map(|view| DevicePart { view, stats: serde_json::Map::new() }));
         }
+        if let (Some(part), Some(note)) = (parts.first_mut(), self.host_memory.lock().note()) {
+            part.view.notes.push(note);
+        }
         let run = Run {
             command: self.command.clone(),
             pid: std::process::id(),

@@ -178,7 +178,17 @@ impl Accounts {
             blocks_freed: self.blocks_freed,
         };
         let high = (self.peak, self.peak_phase);
-        self.books.boundary(&Boundary { ended, epoch, sample, high, mature, active, trending, flow });
+        self.books.boundary(&Boundary {
+            ended,
+            epoch,
+            sample,
+            high,
+            live: self.live_bytes,
+            mature,
+            active,
+            trending,
+            flow,
+        });
         self.books.credit_reserved(ended, sample.reserved, &self.sites, &self.dirty);
         self.dirty.clear();
         (self.peak, self.peak_phase) = (self.live_bytes, Phase::Other);

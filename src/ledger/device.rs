@@ -13,7 +13,6 @@ const RECENT: usize = 64;
 /// Points of the device's series.
 pub const SERIES: usize = 64;
 const EPOCHS: usize = 64;
-const RECORDS: usize = 16;
 /// Sites remembered as those whose blocks made reserved memory grow.
 const CREDITED: usize = 8;
 
@@ -38,17 +37,20 @@ pub(super) struct Boundary<'a> {
     pub sample: &'a Sample,
     /// The highest requested bytes within the step, and the phase of it.
     pub high: (u64, Phase),
+    /// Live bytes now.
+    pub live: u64,
     pub mature: u64,
     pub active: u32,
     pub trending: u32,
     pub flow: Flow,
 }
 
-/// A step that needed more memory than any before it.
+/// A step that needed more memory for itself than any before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Record {
     pub step: u32,
-    pub peak: u64,
+    /// What it needed beyond what lived before and after it.
+    pub need: u64,
     pub phase: Phase,
 }
 
@@ -73,9 +75,10 @@ pub struct DeviceBooks {
     epochs: Vec<(u32, u64)>,
     peak: u64,
     peak_step: u32,
-    /// Peaks higher than all before by a hundredth: the newest of them, and how many there were.
-    records: Vec<Record>,
-    record_count: u32,
+    /// The newest step that needed more than all before, and how many of those there were.
+    record: Option<Record>,
+    records: u32,
+    live_before: u64,
     windows: Windows,
     flows: Flows,
     /// Memory outside the allocator when it was first known, and the lowest since.
@@ -105,14 +108,13 @@ impl DeviceBooks {
         }
         self.mature[ended as usize % RECENT] = mature;
         if peak > self.peak {
-            if peak > self.peak + self.peak / 100 {
-                if self.records.len() == RECORDS {
-                    self.records.remove(0);
-                }
-                self.records.push(Record { step: ended, peak, phase });
-                self.record_count += 1;
-            }
             (self.peak, self.peak_step) = (peak, ended);
+        }
+        let need = peak.saturating_sub(at.live.min(std::mem::replace(&mut self.live_before, at.live)));
+        let most = self.record.map_or(0, |record| record.need);
+        if need > most + most / 100 {
+            self.record = Some(Record { step: ended, need, phase });
+            self.records += 1;
         }
         self.windows.push(ended, &point, sample.retries);
         self.flows.push(at.flow);
@@ -197,9 +199,9 @@ impl DeviceBooks {
         (self.peak, self.peak_step)
     }
 
-    /// Steps that needed more than any before: the newest of them, and how many there were.
-    pub fn records(&self) -> (&[Record], u32) {
-        (&self.records, self.record_count)
+    /// The newest step that needed more for itself than all before, and how many of those there were.
+    pub fn record(&self) -> Option<(Record, u32)> {
+        self.record.map(|record| (record, self.records))
     }
 
     /// Minimum, mean and maximum of what was allocated and reserved, in stretches of the run.
@@ -227,7 +229,6 @@ impl DeviceBooks {
             + self.mature.capacity() * 8
             + self.epochs.capacity() * 16
             + CREDITED * 16
-            + self.records.capacity() * size_of::<Record>()
             + self.windows.memory_bytes()
     }
 }

@@ -15,7 +15,9 @@
 //! | [`fragmentation`] | reserved grows, in use does not |
 //! | [`findings`] | cases, answers, findings |
 //! | [`judge`] | from patterns to findings, and back |
-//! | [`notes`] | what grew and is no leak, what is undecided |
+//! | [`host_memory`] | the process's memory that is no tensor's |
+//! | [`notes`] | what grew and is no leak |
+//! | [`undecided`] | growth that was not seen long enough |
 //! | [`wire`] | the JSON of candidates and answers |
 //! | [`symbols`] | what is asked of call stacks |
 //!
@@ -29,6 +31,7 @@ pub mod device;
 pub mod findings;
 pub mod fragmentation;
 pub mod history;
+pub mod host_memory;
 pub mod judge;
 pub mod notes;
 pub mod pattern;
@@ -36,6 +39,7 @@ pub mod site;
 pub mod symbols;
 pub mod tag;
 pub mod trend;
+pub mod undecided;
 pub mod windows;
 pub mod wire;
 

@@ -1,12 +1,10 @@
-//! What grew and is no leak: the noteworthy sites that settled, return, or follow the input; and what cannot be
-//! decided yet.
+//! What grew and is no leak: the noteworthy sites that settled, return, or follow the input.
 //!
 //! Must not know: findings, frames.
-//! Invariant: a note never accuses; at most [`NOTES`] of them, and as many of what is undecided.
+//! Invariant: a note never accuses; at most [`NOTES`] of them.
 
 use super::accounts::Accounts;
-use super::clock::EpochStart;
-use super::pattern::{self, View};
+use super::pattern;
 use super::site::Site;
 
 /// Most notes of one device.
@@ -23,16 +21,6 @@ pub struct Note {
     pub stack: Option<u32>,
     pub what: String,
     pub because: String,
-    pub bytes: u64,
-}
-
-/// Growth of one site that was not seen long enough.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Open {
-    pub device: i32,
-    pub stack: u32,
-    pub what: String,
-    pub decides: String,
     pub bytes: u64,
 }
 
@@ -82,26 +70,6 @@ pub fn notes(accounts: &Accounts) -> Vec<Note> {
     notes.sort_by_key(|note| std::cmp::Reverse(note.bytes));
     notes.truncate(NOTES);
     notes
-}
-
-/// Growth that is undecided when the report is written, most bytes first.
-pub fn open(accounts: &Accounts, epochs: &[EpochStart]) -> Vec<Open> {
-    let Some(&(ended, _)) = accounts.books().last_point() else { return Vec::new() };
-    let view = View { ended, epochs, books: accounts.books() };
-    let matters = (accounts.live_bytes() / 50).max(1);
-    let mut found: Vec<Open> = Vec::new();
-    for site in accounts.sites().iter().filter(|site| site.level.bytes > 0) {
-        let bytes: u64 = site.cohorts.iter().filter(|c| c.first >= 3).map(|c| c.bytes).sum();
-        if bytes < matters {
-            continue;
-        }
-        if let Some((what, decides)) = pattern::unripe(site, &view) {
-            found.push(Open { device: accounts.device(), stack: site.stack, what, decides, bytes });
-        }
-    }
-    found.sort_by_key(|open| std::cmp::Reverse(open.bytes));
-    found.truncate(NOTES);
-    found
 }
 
 /// Blocks that only the garbage collector freed.

@@ -22,7 +22,7 @@ const FIRST_EPOCH: u32 = 32;
 /// The least share of the window's steps that leave a block behind.
 const SHARE: f64 = 0.55;
 /// Bursts before a regular rhythm is called, and before an irregular one is.
-const PERIODIC: usize = 4;
+pub(super) const PERIODIC: usize = 4;
 const SPORADIC: usize = 5;
 /// Steps before an irregular rhythm is told from the irregularities of a beginning.
 const SETTLING: u32 = 28;
@@ -32,7 +32,7 @@ const SHORT_PERIOD: f64 = 4.0;
 pub const WARM_UP: u32 = 20;
 const WARM_UP_SHARE: f64 = 0.1;
 /// Steps that a single burst must have stayed.
-const STAYED: u32 = 18;
+pub(super) const STAYED: u32 = 18;
 /// Consecutive rises of one block before it is called regrowing.
 const RISES: u32 = 20;
 
@@ -104,9 +104,9 @@ pub struct View<'a> {
 
 /// A run of survivors born in neighbouring steps.
 #[derive(Clone, Copy, Debug)]
-struct Burst {
-    start: u32,
-    end: u32,
+pub(super) struct Burst {
+    pub start: u32,
+    pub end: u32,
     steps: u32,
     bytes: u64,
 }
@@ -128,7 +128,7 @@ pub fn recognise(site: &Site, view: &View) -> Option<Pattern> {
         .or_else(|| (view.ended - newest.last >= STAYED).then(|| burst(site, &old, view)).flatten())
 }
 
-fn bursts(old: &[Cohort], join: u32) -> Vec<Burst> {
+pub(super) fn bursts(old: &[Cohort], join: u32) -> Vec<Burst> {
     let mut found: Vec<Burst> = Vec::with_capacity(old.len());
     for cohort in old {
         match found.last_mut() {
@@ -498,43 +498,6 @@ fn regrow(site: &Site, view: &View) -> Option<Pattern> {
 /// Most of what the program allocates per step keeps growing: longer sequences, larger images.
 pub fn grows_with_input(books: &DeviceBooks) -> bool {
     books.trending > 3 && books.trending_share > 0.2
-}
-
-/// A site that may be on its way to a finding and was not seen long enough: what was counted, what decides.
-pub fn unripe(site: &Site, view: &View) -> Option<(String, String)> {
-    if site.late_blocks > 0 || site.resets > 0 {
-        return None;
-    }
-    let upto = view.ended.checked_sub(MATURE + 1)?;
-    let begins = warm_up_ends(view).min(view.ended / 2);
-    let old: Vec<Cohort> =
-        site.cohorts.iter().filter(|c| c.first >= begins.max(3) && c.last <= upto).copied().collect();
-    let found = bursts(&old, 1);
-    let (first, newest) = (found.first()?, found.last()?);
-    let quiet = view.ended - newest.end;
-    match found.len() {
-        1 if quiet < STAYED => Some((
-            format!("allocated in step {} and still there {quiet} steps later", newest.start),
-            format!("{STAYED} steps decide whether it stays"),
-        )),
-        2..PERIODIC if newest.start > first.start => {
-            let gap = (newest.start - first.start) / (found.len() as u32 - 1);
-            (quiet <= 2 * gap + 2).then(|| {
-                (
-                    format!(
-                        "{} times in {} steps something stayed behind, about every {gap} steps",
-                        found.len(),
-                        view.ended + 1
-                    ),
-                    format!(
-                        "{PERIODIC} times decide it: {} more steps",
-                        gap * (PERIODIC - found.len()) as u32
-                    ),
-                )
-            })
-        }
-        _ => None,
-    }
 }
 
 /// Whether a site that once accumulated still does.

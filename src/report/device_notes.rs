@@ -4,7 +4,7 @@
 //! Invariant: a note never accuses.
 
 use super::units;
-use crate::ledger::device::DeviceBooks;
+use crate::ledger::device::{DeviceBooks, DevicePoint};
 use crate::ledger::notes::Note;
 use crate::ledger::{Accounts, Phase, pattern, trend};
 
@@ -20,49 +20,51 @@ pub fn notes(accounts: &Accounts) -> Vec<Note> {
     found.into_iter().flatten().map(|note| Note { device: accounts.device(), ..note }).collect()
 }
 
-/// The typical peak of a step, lately.
-fn typical_peak(books: &DeviceBooks) -> u64 {
+/// What a step usually needs for itself, lately.
+fn usual_need(books: &DeviceBooks) -> u64 {
     let series = books.series();
     let recent = &series[series.len() / 2..];
-    let mut peaks: Vec<f64> = recent.iter().map(|(_, point)| point.peak as f64).collect();
-    trend::median(&mut peaks).unwrap_or(0.0) as u64
+    let need = |point: &DevicePoint| point.peak.saturating_sub(point.allocated) as f64;
+    let mut needs: Vec<f64> = recent.iter().map(|(_, point)| need(point)).collect();
+    trend::median(&mut needs).unwrap_or(0.0) as u64
 }
 
 /// One step, or ever rarer ones, needed more than all others.
 fn peak(books: &DeviceBooks) -> Option<Note> {
-    let (records, count) = books.records();
-    let newest = records.last()?;
+    let (newest, count) = books.record()?;
     let (ended, _) = *books.last_point()?;
-    let typical = typical_peak(books);
-    if pattern::grows_with_input(books) || ended < pattern::WARM_UP || newest.peak <= typical + typical / 4 {
+    let usual = usual_need(books);
+    if pattern::grows_with_input(books) || ended < pattern::WARM_UP || newest.need <= usual + usual / 4 {
         return None;
     }
-    let high = units::bytes(newest.peak as f64);
-    let usual = units::bytes(typical as f64);
     let (kind, because) = if newest.step < 3 {
         (
             "warm-up-peak",
-            "it is the warm-up: workspaces, autotuning (cudnn.benchmark tries every algorithm) or first-time state; \
-             it comes again only for a new shape"
+            "it is the warm-up: workspaces, autotuning (cudnn.benchmark tries every algorithm) or first-time state; it \
+             comes again only for a new shape"
                 .to_owned(),
         )
     } else if newest.phase == Phase::Validation {
         (
             "validation-peak",
-            "validation needs more at once than a training step; all of it is freed again".to_owned(),
+            "validation needs more at once than a training step, and all of it is freed again".to_owned(),
         )
     } else {
-        (
-            "largest-input",
-            format!("it is the largest input so far (step {}); all of it is freed again", newest.step),
+        ("largest-input", "it is the largest input so far, and all of it is freed again".to_owned())
+    };
+    let (high, low) = (units::bytes(newest.need as f64), units::bytes(usual as f64));
+    // Among inputs in random order, the n-th is the largest so far with probability 1/n.
+    let rare = f64::from(count) <= 2.0 + 3.0 * f64::from(ended.max(1)).ln();
+    let what = if count > 2 && newest.step >= 3 && rare {
+        format!(
+            "a step's need rose {} times, ever more rarely, to {high} in step {}; usual is {low}",
+            count - 1,
+            newest.step
         )
-    };
-    let what = if count > 2 && newest.step >= 3 {
-        format!("the peak rose {} times, ever more rarely, to {high}; a usual step needs {usual}", count - 1)
     } else {
-        format!("the peak of {high} in step {}; a usual step needs {usual}", newest.step)
+        format!("step {} needed {high} at once; usual is {low}", newest.step)
     };
-    Some(Note { kind, what, because, bytes: newest.peak, ..Note::default() })
+    Some(Note { kind, what, because, bytes: newest.need, ..Note::default() })
 }
 
 /// Much more is reserved than any recent step needed, and it no longer grows.

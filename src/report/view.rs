@@ -7,7 +7,8 @@
 use super::device_notes;
 use super::model::{Device, Flow, Generation, PhaseBytes, SeriesPoint, Window};
 use crate::ledger::clock::EpochStart;
-use crate::ledger::notes::{self, Note, Open};
+use crate::ledger::notes::{self, Note};
+use crate::ledger::undecided::{self, Open};
 use crate::ledger::{Accounts, PHASES, Phase};
 
 /// Sites a report lists of one device.
@@ -70,7 +71,7 @@ impl DeviceView {
             device: device(accounts),
             sites: order.into_iter().map(|number| site(accounts, number, began)).collect(),
             notes: notes::notes(accounts).into_iter().chain(device_notes::notes(accounts)).collect(),
-            open: notes::open(accounts, epochs),
+            open: undecided::open(accounts, epochs),
             unripe: notes::unripe(accounts),
         }
     }

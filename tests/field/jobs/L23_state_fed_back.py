@@ -17,7 +17,7 @@ def generate(tokens):
     cell = Cell()
     state = torch.zeros(64)
     for _ in range(tokens):
-        x = torch.randn(8, 64)
+        x = torch.randn(8, 64)  # ALLOCATES
         state = cell(x, state)  # KEEPS
     return state
 

@@ -12,7 +12,7 @@ def step(scale):
 
     def block(x):
         hidden = x * scale  # ALLOCATES
-        return hidden.exp() if not seen else hidden.exp() + 0 * seen["x"].detach()
+        return hidden.exp() if not seen else hidden.exp() + 0 * seen["x"].detach()  # ALLOCATES
 
     x = torch.randn(4096, requires_grad=True)  # ALLOCATES
     out = checkpoint(block, x, use_reentrant=True)  # ALLOCATES
