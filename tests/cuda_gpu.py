@@ -7,6 +7,7 @@ target/release/examples/libtorch_service.so), which tries the driver and the tor
 libstrandline.so itself. Each case runs in a process of its own; one line per case, exit code 1 if any failed.
 """
 
+import concurrent.futures
 import ctypes
 import importlib.util
 import os
@@ -98,6 +99,44 @@ def case_out_of_memory(path):
     assert told and told[0][1] == 1 << 42 and told[0][2] >= 1 << 30, told
     torch.ones(100, device="cuda").sum().item()
     return text[:80]
+
+
+def case_full_card(path):
+    """Fills the card, leaves holes, and trains with the batch halved after each torch.OutOfMemoryError."""
+    install(path)
+    import torch
+
+    total = torch.cuda.mem_get_info()[0]
+    blocks = []
+    try:
+        while True:
+            blocks.append(torch.empty(192 * MIB + len(blocks) % 7 * MIB, dtype=torch.uint8, device="cuda"))
+    except torch.OutOfMemoryError as error:
+        text = str(error)
+    filled = sum(block.nbytes for block in blocks)
+    assert filled > 0.9 * total, (filled, total)
+    assert "out of memory" in text and "GiB" in text, text
+    # Every other block goes: half of the card is free, no two free blocks side by side.
+    del blocks[::2]
+    model = torch.nn.Sequential(
+        torch.nn.Linear(1024, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 10)
+    ).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    batch, halved, done = 16 << 20, 0, 0
+    while done < 5:
+        x = loss = None
+        optimizer.zero_grad()
+        try:
+            x = torch.randn(batch, 1024, device="cuda")
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            done += 1
+        except torch.OutOfMemoryError:
+            batch, halved = batch // 2, halved + 1
+    used = torch.cuda.max_memory_allocated() / total
+    assert halved and batch >= 1 << 19, (halved, batch)
+    return f"{filled >> 30} GiB filled, batch halved {halved} times to {batch}, peak {used:.0%} of the card"
 
 
 def case_streams(path):
@@ -326,15 +365,27 @@ def run(name, path, preload=False):
 
 def main():
     path, chosen = os.path.abspath(sys.argv[1]), sys.argv[2:]
+    names = [name[5:] for name in globals() if name.startswith("case_")]
+    unknown = set(chosen) - set(names)
+    if unknown:
+        print(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(names)}", file=sys.stderr)
+        return 2
+    names = [name for name in names if not chosen or name in chosen]
+    # The one that needs the whole card runs when the others are through.
+    alone = [name for name in names if name == "full_card"]
     failed = 0
-    for name in [name[5:] for name in globals() if name.startswith("case_")]:
-        if chosen and name not in chosen:
-            continue
+
+    def attempt(name):
         try:
-            print(f"{name:24} {run(name, path)}", flush=True)
+            return name, True, run(name, path)
         except (AssertionError, subprocess.TimeoutExpired) as error:
-            failed += 1
-            print(f"{name:24} FAILED {error}", flush=True)
+            return name, False, f"FAILED {error}"
+
+    for group, workers in (([name for name in names if name not in alone], 5), (alone, 1)):
+        with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+            for name, passed, text in pool.map(attempt, group):
+                failed += not passed
+                print(f"{name:24} {text}", flush=True)
     return 1 if failed else 0
 
 
