@@ -57,7 +57,7 @@ def case_everything_is_replaced():
     installed = install()
     assert not installed.declined, installed.declined
     assert not installed.limits, installed.limits
-    assert len(installed.replaced) == 22, installed.replaced
+    assert len(installed.replaced) == 24, installed.replaced
     assert torch.cuda.memory.get_allocator_backend() == "pluggable"
     assert python_side().install is not None
     assert "devices 1" not in log()
@@ -122,7 +122,30 @@ def case_snapshot():
     assert "4.0MiB" in _memory_viz.segsum(snapshot)
     assert _memory_viz.trace_plot(snapshot) and _memory_viz.segment_plot(snapshot)
     torch.cuda.memory._record_memory_history(None)
+    torch.cuda.memory._record_memory_history("all", context="alloc", stacks="python", max_entries=7)
+    assert "record_history Alloc native false entries 7" in log()
+    torch.cuda.memory._record_memory_history("state", context=None)
+    assert "record_history Never native true entries 0" in log()
+    raises(RuntimeError, "context", lambda: torch.cuda.memory._record_memory_history(context="sometimes"))
     del b
+
+
+def case_fault_is_survived():
+    """A panic of the allocator's own: said, and the job gets its memory all the same."""
+    install()
+    with tempfile.TemporaryFile() as file:
+        saved = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        try:
+            a = empty(14)
+        finally:
+            os.dup2(saved, 2)
+        file.seek(0)
+        said = file.read().decode()
+    assert torch.cuda.memory_allocated() == PAGE
+    assert "internal fault in malloc" in said, said
+    del a
+    assert torch.cuda.memory_allocated() == 0
 
 
 def case_out_of_memory():
