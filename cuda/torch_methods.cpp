@@ -153,10 +153,6 @@ STRANDLINE_HIDDEN void strandline_method_record_history(void *, bool enabled, vo
     strandline_internal_record_history(enabled, entries);
 }
 
-STRANDLINE_HIDDEN void strandline_method_enable(void *, bool on) { strandline_internal_enable_cache(on); }
-
-STRANDLINE_HIDDEN bool strandline_method_is_enabled(const void *) { return strandline_internal_cache_enabled() != 0; }
-
 STRANDLINE_HIDDEN bool strandline_method_is_history_enabled(void *) {
     return strandline_internal_history_enabled() != 0;
 }

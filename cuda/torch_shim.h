@@ -89,8 +89,6 @@ STRANDLINE_HIDDEN int strandline_internal_pool_uses(int device, unsigned long lo
 STRANDLINE_HIDDEN int strandline_internal_pool_holds(int device, unsigned long long first, unsigned long long second, void *const *blocks, size_t count);
 STRANDLINE_HIDDEN void strandline_internal_record_history(int enabled, size_t entries);
 STRANDLINE_HIDDEN int strandline_internal_history_enabled(void);
-STRANDLINE_HIDDEN void strandline_internal_enable_cache(int on);
-STRANDLINE_HIDDEN int strandline_internal_cache_enabled(void);
 STRANDLINE_HIDDEN void strandline_internal_enable_peer(int device, int peer);
 STRANDLINE_HIDDEN int strandline_internal_copy_between(void *to, int to_device, const void *from, int from_device, size_t size, void *stream);
 // A handle for another process, as text from malloc() in `handle`; and a handle of another process.

@@ -111,6 +111,7 @@ def _declare(library):
             [ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_uint64, ctypes.c_int],
         ),
         "strandline_torch_history_enabled": (ctypes.c_int, []),
+        "strandline_torch_enable_cache": (None, [ctypes.c_int]),
         "strandline_torch_report_to_profiler": (ctypes.c_int, [ctypes.c_int]),
         "strandline_torch_replace_methods": (text, [ctypes.c_int, ctypes.c_int]),
     }
@@ -337,6 +338,12 @@ def _patch_history(torch, library, result):
 
     _patch(torch._C, "_cuda_record_memory_history", record, result)
     _patch(torch._C, "_cuda_record_memory_history_legacy", record_legacy, result)
+    _patch(
+        torch._C,
+        "_cuda_cudaCachingAllocator_enable",
+        lambda value: library.strandline_torch_enable_cache(int(bool(value))),
+        result,
+    )
     _patch(
         torch._C,
         "_cuda_isHistoryEnabled",

@@ -229,10 +229,6 @@ impl Service for Gpus {
         self.uncached.store(!on, Ordering::Relaxed);
     }
 
-    fn cache_enabled(&self) -> bool {
-        !self.uncached.load(Ordering::Relaxed)
-    }
-
     fn record_stream(&self, at: Address, stream: Stream) {
         if alive().is_some()
             && let Some(served) = self.owner(at)

@@ -112,9 +112,6 @@ pub trait Service: Send + Sync {
 
     /// Whether blocks come from the cache (the usual), or each from the driver, for tools that watch the driver.
     fn enable_cache(&self, _on: bool) {}
-    fn cache_enabled(&self) -> bool {
-        true
-    }
 
     /// Kernels of `peer` shall reach memory of `device`.
     fn enable_peer(&self, _device: i32, _peer: i32) -> Result<(), Refusal> {

@@ -236,6 +236,9 @@ impl Service for EachItsOwn {
         let device_traces = vec![if traces { state.traces.clone() } else { vec![] }];
         Snapshot { segments, device_traces, ..Snapshot::default() }
     }
+    fn enable_cache(&self, on: bool) {
+        self.0.lock().log.push(format!("enable_cache {on}"));
+    }
     fn record_history(&self, wish: &Wish) {
         let mut state = self.0.lock();
         state.history = wish.enabled;

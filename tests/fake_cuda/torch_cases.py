@@ -57,7 +57,7 @@ def case_everything_is_replaced():
     installed = install()
     assert not installed.declined, installed.declined
     assert not installed.limits, installed.limits
-    assert len(installed.replaced) == 24, installed.replaced
+    assert len(installed.replaced) == 22, installed.replaced
     assert torch.cuda.memory.get_allocator_backend() == "pluggable"
     assert python_side().install is not None
     assert "devices 1" not in log()
@@ -94,6 +94,11 @@ def case_statistics():
         assert "empty_cache None" in log()
     torch.cuda.empty_cache()
     assert "empty_cache None" in log()
+    if hasattr(torch.cuda, "caching_allocator_enable"):
+        torch.cuda.caching_allocator_enable(False)
+        torch.cuda.caching_allocator_enable(True)
+        lines = log()
+        assert lines[-2:] == ["enable_cache false", "enable_cache true"], lines
     torch.cuda.set_per_process_memory_fraction(0.5)
     assert torch.cuda.get_per_process_memory_fraction() == 0.5
     assert torch.cuda.mem_get_info()[1] == 1 << 30

@@ -196,16 +196,6 @@ extern "C" fn strandline_internal_history_enabled() -> c_int {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn strandline_internal_enable_cache(on: c_int) {
-    guarded("enable", |service| service.enable_cache(on != 0));
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn strandline_internal_cache_enabled() -> c_int {
-    c_int::from(guarded("enable", |service| service.cache_enabled()).unwrap_or(true))
-}
-
-#[unsafe(no_mangle)]
 extern "C" fn strandline_internal_enable_peer(device: c_int, peer: c_int) {
     guarded("enable_peer", |service| {
         if let Err(Refusal::Failed(text) | Refusal::OutOfMemory(text)) = service.enable_peer(device, peer) {

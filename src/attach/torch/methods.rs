@@ -72,8 +72,6 @@ unsafe extern "C" {
     fn strandline_method_empty_all();
     fn strandline_method_record_history();
     fn strandline_method_is_history_enabled();
-    fn strandline_method_enable();
-    fn strandline_method_is_enabled();
     fn strandline_method_attach_observer();
     fn strandline_method_get_pool_use_count();
     fn strandline_method_create_or_incref_pool();
@@ -128,8 +126,6 @@ fn methods(version: (c_int, c_int)) -> Vec<Method> {
             ExportedPrefix("25attachOutOfMemoryObserverESt8functionIFvl"),
             strandline_method_attach_observer,
         ),
-        method("enable", Exported("6enableEb"), strandline_method_enable),
-        method("isEnabled", Exported("9isEnabledEv"), strandline_method_is_enabled),
         method("enablePeerAccess", Exported("16enablePeerAccessEaa"), strandline_method_enable_peer),
         method(
             "memcpyAsync",

@@ -94,6 +94,12 @@ pub extern "C" fn strandline_torch_history_enabled() -> c_int {
     c_int::from(history_enabled())
 }
 
+/// `torch.cuda.caching_allocator_enable`: blocks come from the cache (1), or each from the driver (0).
+#[unsafe(no_mangle)]
+pub extern "C" fn strandline_torch_enable_cache(on: c_int) {
+    guarded("enable_cache", |service| service.enable_cache(on != 0));
+}
+
 /// Observer mode: pass on what torch's own allocator does (1), or no longer (0).
 #[unsafe(no_mangle)]
 pub extern "C" fn strandline_torch_observe(on: c_int) {
