@@ -121,3 +121,46 @@ ask()
     not_leak=r"weight",
     kept=False,
 )
+
+METRIC = """
+class Metric:
+    def __init__(self): self.preds = []
+    def update(self, p):
+        self.preds.append(p)  # KEEP
+    def reset(self): self.preds = []
+metric = Metric()
+def train_epoch(count):
+    for _ in range(count):
+        x = torch.randn(64); note(x); metric.update(x); del x; tick()
+def main(epochs):
+    for epoch in range(epochs):
+        train_epoch(12)
+        ask()
+        {end}
+main(1)
+"""
+
+pattern(
+    "metric reset at each turn, adding in a function",
+    METRIC.format(end="metric.reset()").replace("  # KEEP", ""),
+    "list",
+    r"metric\.preds\[",
+    not_leak=r"emptied at each turn of the outer loop",
+    kept=False,
+)
+
+pattern(
+    "metric reset under a condition",
+    METRIC.format(end="if epoch > 100: metric.reset()"),
+    "list",
+    r"metric\.preds\[",
+    r"never emptied",
+)
+
+pattern(
+    "another metric is reset",
+    METRIC.format(end="other.reset()").replace("metric = Metric()", "metric = Metric(); other = Metric()"),
+    "list",
+    r"metric\.preds\[",
+    r"never emptied",
+)
