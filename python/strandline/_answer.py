@@ -444,7 +444,7 @@ class _Composer:
                 if getattr(part, "attr", None) == step.name:
                     return text(part)
             return f"{_class_name(step.parent)}.{step.name}"
-        return step.name
+        return kept.holder.name if step.kind == "index" and kept and kept.holder else step.name
 
 
 def _holder(step: Step, path: Path, keys: Tuple[str, ...]) -> Optional[Holder]:

@@ -14,12 +14,13 @@ from ._clock import GRAPH, MODULE, STEPPER, Clock
 
 
 class Stepping:
-    """An optimizer that has stepped: a weak reference, and the first and the newest step in which it did."""
+    """An optimizer that has stepped: a weak reference, the step in which it was made, and the first and the newest
+    in which it stepped."""
 
-    __slots__ = ("first", "last", "optimizer")
+    __slots__ = ("first", "last", "made", "optimizer")
 
-    def __init__(self, optimizer: Any, step: int) -> None:
-        self.optimizer, self.first, self.last = optimizer, step, step
+    def __init__(self, optimizer: Any, step: int, made: int = 0) -> None:
+        self.optimizer, self.first, self.last, self.made = optimizer, step, step, made
 
 
 optimizers: Dict[int, Stepping] = {}  # by the id of the first parameter: the one that steps it now
@@ -27,7 +28,7 @@ optimizers: Dict[int, Stepping] = {}  # by the id of the first parameter: the on
 
 def install(clock: Clock) -> None:
     """Puts every hook in place; one that does not fit this torch is said on stderr and left out."""
-    for part in (_optimizer, _backward, _modes, _loaders, _workers, _graphs, _servers):
+    for part in (_optimizer, _births, _backward, _modes, _loaders, _workers, _graphs, _servers):
         try:
             part(clock)
         except Exception:
@@ -81,7 +82,7 @@ def _optimizer(clock: Clock) -> None:
             else:
                 if len(optimizers) > 1000:
                     optimizers.clear()
-                optimizers[key] = Stepping(weakref.ref(optimizer), clock.steps)
+                optimizers[key] = Stepping(weakref.ref(optimizer), clock.steps, _made.get(id(optimizer), 0))
         except Exception:
             _trouble.said("the optimizer's pre-step hook")
 
@@ -99,6 +100,28 @@ def _optimizer(clock: Clock) -> None:
     _hide(_key, before, after, Clock.optimizer_begins, Clock.optimizer_ends, Clock.step)
     module.register_optimizer_step_pre_hook(before)
     module.register_optimizer_step_post_hook(after)
+
+
+_made: Dict[
+    int, int
+] = {}  # id of an optimizer -> the step in which it was made; an id that is used again is set anew
+
+
+def _births(clock: Clock) -> None:
+    """Notes when optimizers are made: one that is made after another's last step may have taken its place."""
+    from torch.optim import Optimizer
+
+    original = Optimizer.__init__
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        if len(_made) > 10000:
+            _made.clear()
+        _made[id(self)] = clock.steps
+        original(self, *args, **kwargs)
+
+    _hide(__init__)
+    Optimizer.__init__ = __init__
 
 
 def _backward(clock: Clock) -> None:

@@ -12,8 +12,9 @@ _RESTS = 40  # steps in which an optimizer may rest before it is taken for an ol
 
 
 def in_use(known: List[Any]) -> Set[int]:
-    """Ids of the optimizers that still step: not those that a newer one like them has replaced, nor those that rest
-    for longer than they ever worked. `known`: records with `optimizer` (weak), `first` and `last`, in steps."""
+    """Ids of the optimizers that still step: not those that one made later has replaced, one like them at once, any
+    other when they rest for longer than they ever worked. `known`: records with `optimizer` (weak), and in steps
+    `made`, `first` and `last`. Those that were all made beforehand (an ensemble, a GAN) replace each other never."""
     alive = [(record, record.optimizer()) for record in known]
     alive = [(record, optimizer) for record, optimizer in alive if optimizer is not None]
     now = max((record.last for record, _ in alive), default=0)
@@ -21,12 +22,15 @@ def in_use(known: List[Any]) -> Set[int]:
     kinds: Dict[int, Any] = {}
     for record, optimizer in alive:
         kind = kinds[id(optimizer)] = _alike(optimizer)
-        newest[kind] = max(newest.get(kind, 0), record.first)
+        newest[kind] = max(newest.get(kind, 0), record.made)
+    youngest = max(newest.values(), default=0)
     return {
         id(optimizer)
         for record, optimizer in alive
         if newest[kinds[id(optimizer)]] <= record.last
-        and now - record.last <= max(_RESTS, 3 * (record.last - record.first + 1))
+        and (
+            youngest <= record.last or now - record.last <= max(_RESTS, 3 * (record.last - record.first + 1))
+        )
     }
 
 

@@ -8,8 +8,8 @@ from strandline._hooks import Stepping
 from torch import nn
 
 
-def stepping(optimizer, first, last):
-    record = Stepping(weakref.ref(optimizer), first)
+def stepping(optimizer, first, last, made=0):
+    record = Stepping(weakref.ref(optimizer), first, made)
     record.last = last
     return record
 
@@ -29,14 +29,20 @@ def test_a_gan_s_two_optimizers_are_both_in_use():
 
 def test_one_that_was_made_anew_replaces_the_one_before():
     trials = [sgd(4, 2) for _ in range(3)]
-    known = [stepping(trial, n * 12, n * 12 + 11) for n, trial in enumerate(trials)]
+    known = [stepping(trial, n * 12, n * 12 + 11, n * 12) for n, trial in enumerate(trials)]
     assert in_use(*known) == {id(trials[2])}
+
+
+def test_an_ensemble_that_was_made_beforehand_is_in_use():
+    members = [sgd(4, 2) for _ in range(5)]
+    known = [stepping(member, n * 50, n * 50 + 49) for n, member in enumerate(members)]
+    assert in_use(*known) == {id(member) for member in members}
 
 
 def test_another_model_s_optimizer_may_rest_for_a_while():
     small, large = sgd(4), sgd(400)
-    assert in_use(stepping(small, 0, 20), stepping(large, 21, 50)) == {id(small), id(large)}
-    assert in_use(stepping(small, 0, 20), stepping(large, 21, 90)) == {id(large)}
+    assert in_use(stepping(small, 0, 20), stepping(large, 21, 50, 21)) == {id(small), id(large)}
+    assert in_use(stepping(small, 0, 20), stepping(large, 21, 90, 21)) == {id(large)}
 
 
 def test_a_rare_step_does_not_make_it_old():
