@@ -78,7 +78,8 @@ pub struct DeviceBooks {
     /// The newest step that needed more than all before, and how many of those there were.
     record: Option<Record>,
     records: u32,
-    live_before: u64,
+    /// Live bytes at the last boundary; what the program made before the first belongs to no step.
+    live_before: Option<u64>,
     windows: Windows,
     flows: Flows,
     /// Memory outside the allocator when it was first known, and the lowest since.
@@ -110,7 +111,8 @@ impl DeviceBooks {
         if peak > self.peak {
             (self.peak, self.peak_step) = (peak, ended);
         }
-        let need = peak.saturating_sub(at.live.min(std::mem::replace(&mut self.live_before, at.live)));
+        let before = self.live_before.replace(at.live).unwrap_or(at.live);
+        let need = peak.saturating_sub(at.live.min(before));
         let most = self.record.map_or(0, |record| record.need);
         if need > most + most / 100 {
             self.record = Some(Record { step: ended, need, phase });
