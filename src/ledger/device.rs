@@ -112,7 +112,8 @@ impl DeviceBooks {
             (self.peak, self.peak_step) = (peak, ended);
         }
         let before = self.live_before.replace(at.live).unwrap_or(at.live);
-        let need = peak.saturating_sub(at.live.min(before));
+        // Neither what stays nor what an earlier step left and this one frees is its need.
+        let need = peak.saturating_sub(at.live.max(before));
         let most = self.record.map_or(0, |record| record.need);
         if need > most + most / 100 {
             self.record = Some(Record { step: ended, need, phase });

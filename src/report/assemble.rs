@@ -98,7 +98,9 @@ pub fn assemble(
 
 /// Growth that nobody has judged yet: candidates that wait, and sites on their way to one.
 fn undecided(judge: &Judge, parts: &[DevicePart], symbols: &dyn Symbols) -> Vec<Undecided> {
-    let known: Vec<(i32, u32)> = judge.cases().iter().map(|case| (case.device, case.stack)).collect();
+    let judged = |case: &&crate::ledger::Case| !matches!(&case.state, State::Dismissed { reason, .. } if reason.is_empty());
+    let known: Vec<(i32, u32)> =
+        judge.cases().iter().filter(judged).map(|case| (case.device, case.stack)).collect();
     let mut said: Vec<Undecided> = Vec::new();
     for open in parts.iter().flat_map(|part| &part.view.open) {
         if known.contains(&(open.device, open.stack)) {
