@@ -3,7 +3,7 @@
 //! Must not know torch's layouts. Invariants: a device is opened at its first block, never before (a job that
 //! only asks how many there are must not make a context); in a forked child nothing is touched.
 
-use super::history::Wish;
+use super::history::{Action, Wish};
 use super::outcome;
 use super::process::{self, Stacks};
 use super::served::Served;
@@ -356,13 +356,19 @@ impl Service for Gpus {
         let mut snapshot = torch::Snapshot::default();
         for served in self.open() {
             // One lock for all of it; symbols are looked up after it.
-            let (segments, stacks, events) = {
+            let (segments, stacks, recorded, events) = {
                 let mut books = served.lock();
                 let events = if traces { books.history() } else { Vec::new() };
                 let segments = books.heap.segments();
                 let tags = segments.iter().flat_map(|segment| &segment.blocks).map(|block| block.tag);
                 let stacks: HashMap<heap::Tag, u32> = tags.map(|tag| (tag, books.stack_of(tag))).collect();
-                (segments, stacks, events)
+                // What was recorded on request may say more (native frames) than the ledger needs.
+                let recorded = books.history().into_iter().filter(|event| event.stack != StackId::NONE);
+                let recorded: HashMap<Address, u32> = recorded
+                    .filter(|event| event.action == Action::Alloc)
+                    .map(|event| (event.at, event.stack.0))
+                    .collect();
+                (segments, stacks, recorded, events)
             };
             let mut names: HashMap<u32, Vec<torch::Frame>> = HashMap::new();
             for segment in segments {
@@ -381,7 +387,8 @@ impl Service for Gpus {
                     frames: if block.state == BlockState::Inactive {
                         Vec::new()
                     } else {
-                        let stack = stacks.get(&block.tag).copied().unwrap_or(0);
+                        let known = || stacks.get(&block.tag).copied().unwrap_or(0);
+                        let stack = recorded.get(&block.address).copied().unwrap_or_else(known);
                         names.entry(stack).or_insert_with(|| torch_frames(stack)).clone()
                     },
                 });

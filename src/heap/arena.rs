@@ -11,7 +11,6 @@ use super::fit::Bins;
 use super::plan::Planner;
 use super::slab::SlabId;
 use super::stats::{LARGE, SMALL};
-use super::stream::Marks;
 use super::{SMALL_MAX, Stream};
 
 /// Index of the arena for the largest requests. The indices of the others are those of the statistics.
@@ -117,7 +116,6 @@ pub(super) struct Lane {
     pub arenas: [Arena; 5],
     /// There once pages had to be moved.
     pub planner: Option<Box<Planner>>,
-    pub marks: Marks,
     /// The clock at the last free.
     pub last_free: u64,
     /// A released pool: its pages may be taken, but only after the whole device was waited for, because
@@ -134,7 +132,6 @@ impl Lane {
             pool,
             arenas: std::array::from_fn(|_| Arena::new()),
             planner: None,
-            marks: Marks::default(),
             last_free: 0,
             loud: false,
             in_use: true,

@@ -53,7 +53,7 @@ impl<D: Driver> Heap<D> {
             }
             let block = &self.blocks[first];
             let idle = block.state == State::Free && block.size == size;
-            if !idle || block.word > self.lanes[lane].marks.quiet {
+            if !idle || block.word > self.marks.quiet {
                 continue;
             }
             self.stats.work.destroys += 1;
@@ -80,7 +80,7 @@ impl<D: Driver> Heap<D> {
         if self.lanes[lane].arenas.iter().any(left) {
             return false;
         }
-        self.hush(lane);
+        self.hush();
         let closed = std::mem::replace(&mut self.lanes[lane], Lane::new(super::Stream(0), 0));
         self.lanes[lane].in_use = false;
         self.lane_of.remove(&(closed.pool, closed.stream));

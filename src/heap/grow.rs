@@ -175,13 +175,9 @@ impl<D: Driver> Heap<D> {
     /// Puts memory into every unmapped part of the window.
     pub(super) fn fill(&mut self, window: Window, size: u64) -> Result<(), Shortage> {
         self.retire_all_empty_slabs();
-        for lane in 0..self.lanes.len() {
-            if self.may_take_from(lane) {
-                self.look(lane);
-                self.mark(lane);
-                self.look(lane);
-            }
-        }
+        self.look();
+        self.mark();
+        self.look();
         let allowance = self.allowance(size);
         let before = self.stats.work.stitched;
         let filled = self.fill_within(window, allowance);
@@ -259,7 +255,7 @@ impl<D: Driver> Heap<D> {
             *waited = true;
             if let Some((id, _)) = self.victim(Some(window), room, false) {
                 let lane = lane_of(self.blocks[id].arena);
-                let quiet = if self.lanes[lane].loud { self.wait_device() } else { self.hush(lane) };
+                let quiet = if self.lanes[lane].loud { self.wait_device() } else { self.hush() };
                 if quiet && let Some((id, piece)) = self.victim(Some(window), room, true) {
                     return self.take_away(id, piece);
                 }
@@ -326,7 +322,7 @@ impl<D: Driver> Heap<D> {
                         _ => (false, block.word),
                     };
                     let cheaper = best.is_none_or(|(least, ..)| cost < least);
-                    if !cheaper || (quiet && block.word > lane.marks.quiet) {
+                    if !cheaper || (quiet && block.word > self.marks.quiet) {
                         continue;
                     }
                     // What lies in the window is spared, what lies beside it is not.

@@ -54,7 +54,7 @@ use segment::{Found, Space};
 use size_class::{Classes, SLAB_MAX};
 use slab::{Slabs, Slot, SlotState, run_for};
 use stats::{Ledgers, SMALL};
-use stream::{Handed, Pending};
+use stream::{Handed, Marks, Pending};
 
 /// Requests up to this size (after rounding) are *small* in the statistics and lie in segments of their
 /// own, as PyTorch's do. Bytes.
@@ -81,6 +81,7 @@ pub struct Heap<D: Driver> {
     last: Option<(Stream, u16)>,
     space: Space,
     pending: Pending,
+    marks: Marks,
     pools: Pools,
     stats: Ledgers,
     /// Counts frees: the heap's time.
@@ -118,6 +119,7 @@ impl<D: Driver> Heap<D> {
             last: None,
             space: Space::new(),
             pending: Pending::default(),
+            marks: Marks::default(),
             pools: Pools::new(),
             stats: Ledgers::default(),
             clock: 0,
@@ -550,7 +552,6 @@ impl<D: Driver> Heap<D> {
         let (base, run, class, arena) = (slab.base, slab.block, usize::from(slab.class), slab.arena);
         let (segment, size) = (self.blocks[run].segment, self.blocks[run].size);
         let lane = &mut self.lanes[lane_of(arena)];
-        // The clock of other lanes' frees would never become quiet here.
         let clock = lane.last_free;
         let in_arena = &mut lane.arenas[SMALL];
         self.slabs.unlink(&mut in_arena.slabs[class], id);

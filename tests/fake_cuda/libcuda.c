@@ -39,7 +39,7 @@ enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, DEINITIALIZED 
 enum { PAGE = 2 << 20, DEVICES = 16, STREAMS = 64, THINGS = 65536, FUNCTIONS = 64, DEPTH = 16 };
 
 struct context { int device, retained; };
-struct event { CUcontext context; int live, recorded; CUstream stream; uint64_t until; };
+struct event { CUcontext context; int live, recorded, all; CUstream stream; uint64_t until, untils[STREAMS]; };
 struct range { CUdeviceptr at; size_t size; int live; };
 struct handle { size_t size; int device, live, mapped, exportable, imported; };
 struct mapping { CUdeviceptr at; size_t size; uint64_t handle; int live; uint32_t access; };
@@ -246,19 +246,37 @@ CUresult cuEventRecord(CUevent event, CUstream name) {
     if (!event->live || event->context != current()) FAIL(misuse("an event recorded in another context"));
     struct stream *stream = stream_of(name);
     event->recorded = 1;
+    event->all = 0;
     event->stream = name;
     event->until = stream->queued;
     END
 }
+CUresult cuCtxRecordEvent(CUcontext context, CUevent event) {
+    BEGIN("cuCtxRecordEvent", 1, 0)
+    if (!event->live || event->context != context) FAIL(misuse("an event recorded in another context"));
+    if (captures) FAIL(CAPTURE_UNSUPPORTED);
+    event->recorded = event->all = 1;
+    for (int i = 0; i < STREAMS; i++) event->untils[i] = i < n_streams ? streams[i].queued : 0;
+    END
+}
+static int is_done(struct event *event) {
+    if (!event->recorded) return 1;
+    if (!event->all) return stream_of(event->stream)->done >= event->until;
+    for (int i = 0; i < n_streams; i++) if (streams[i].done < event->untils[i]) return 0;
+    return 1;
+}
 CUresult cuEventQuery(CUevent event) {
     BEGIN("cuEventQuery", 0, 1)
     if (!event->live) FAIL(misuse("a destroyed event queried"));
-    if (event->recorded && stream_of(event->stream)->done < event->until) FAIL(NOT_READY);
+    if (!is_done(event)) FAIL(NOT_READY);
     END
 }
 CUresult cuEventSynchronize(CUevent event) {
     BEGIN("cuEventSynchronize", 0, 1)
     if (!event->live) FAIL(misuse("a destroyed event waited for"));
+    for (int i = 0; event->all && i < n_streams; i++)
+        if (streams[i].done < event->untils[i]) streams[i].done = event->untils[i];
+    if (event->all) goto out;
     struct stream *stream = stream_of(event->stream);
     if (stream->done < event->until) stream->done = event->until;
     END

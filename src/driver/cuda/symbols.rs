@@ -84,6 +84,8 @@ driver_table! {
         stream_synchronize = "cuStreamSynchronize" (sys::CUstream);
     }
     optional {
+        context_record_event = "cuCtxRecordEvent" (sys::CUcontext, sys::CUevent);
+        stream_create = "cuStreamCreate" (*mut sys::CUstream, c_uint);
         stream_is_capturing = "cuStreamIsCapturing" (sys::CUstream, *mut c_uint);
         exchange_capture_mode = "cuThreadExchangeStreamCaptureMode" (*mut c_uint);
         can_access_peer = "cuDeviceCanAccessPeer" (*mut c_int, sys::CUdevice, sys::CUdevice);
