@@ -68,6 +68,7 @@ int strandline_phase(int phase);
 
 /* Sites whose blocks accumulate and which nobody has explained yet, as a JSON array:
  * [{"id": int, "class": "per-iteration"|…, "device": int, "live_bytes": int, "live_blocks": int,
+ *   "asked": how often its growth was explained away before,
  *   "allocated_at": {"file","line","function"}, "stack": [frames, innermost first],
  *   "blocks": [{"address": int, "size": int, "step": int}, … at most 16: oldest, newest and between]}] */
 size_t strandline_candidates(char *buffer, size_t size);
@@ -75,9 +76,21 @@ size_t strandline_candidates(char *buffer, size_t size);
 /* Answers a candidate. `answer` is a JSON object:
  * {"held_by": {"path": str, "kind": str}|null, "kept_at": {"file","line","code"}|null, "fix": str,
  *  "released_by": "nothing"|"gc"|"empty_cache"|"synchronize"|"unknown",
- *  "not_a_leak": str|null, "bounded": {"length": int, "capacity": int}|null, "group": str, "seconds": float}
+ *  "not_a_leak": str|null, "reason": its heading in docs/findings.md|null, "bounded": {"length": int, "capacity": int}|null, "group": str, "seconds": float}
  * "group" names the holder: candidates of one group are one finding. Returns 0, or STRANDLINE_ENOENT. */
 int strandline_explain(uint64_t id, const char *answer);
+
+/* Python's garbage collector begins (on = 1) or ends (0) its work: blocks that die meanwhile were kept by
+ * reference cycles. Returns 0. */
+int strandline_collecting(int on);
+
+/* Something worth knowing that is no finding, for stderr and the report, as a JSON object:
+ * {"kind": heading in docs/findings.md, "what": str, "because": str, "fix": str}. The same `what` is said once; at
+ * most 32 are kept. Returns 0, or STRANDLINE_EINVAL. */
+int strandline_remark(const char *remark);
+
+/* Gives the host heap's cache back to the system (mode HOST; the GPU's goes with torch.cuda.empty_cache()). Returns 0. */
+int strandline_trim(void);
 
 /* Writes the report now into `folder` (NULL: the run's own folder). Returns 0 or STRANDLINE_EIO. */
 int strandline_report(const char *folder);

@@ -7,7 +7,17 @@ Invariant: without the library every function here is a harmless no-op, except `
 from typing import Any, Dict, Optional
 
 __version__ = "0.1.0"
-__all__ = ["NotInstalled", "active", "epoch", "install", "phase", "report", "stats", "step"]
+__all__ = [
+    "NotInstalled",
+    "active",
+    "epoch",
+    "force_cleanup",
+    "install",
+    "phase",
+    "report",
+    "stats",
+    "step",
+]
 
 
 class NotInstalled(ImportError):
@@ -84,6 +94,15 @@ def report(path: Optional[str] = None) -> bool:
 
     library = _library.find()
     return library is not None and library.mode() > 0 and library.report(path) == 0
+
+
+def force_cleanup(quiet: bool = False) -> Any:
+    """Runs gc.collect(), empties the allocator's cache, synchronizes the devices, and prints to stderr what each of
+    the three released (`quiet`: nothing). Returns a list of (action, allocated, reserved, objects): bytes of tensors,
+    bytes of reserved memory, and for gc the number of unreachable objects."""
+    from . import _force
+
+    return _force.force_cleanup(quiet)
 
 
 def stats(device: int = -1) -> Dict[str, Any]:

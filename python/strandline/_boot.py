@@ -19,6 +19,7 @@ from ._clock import Clock
 _clock: Optional[Clock] = None
 _library_in_use: Any = None
 _hooked = False
+_EVERY = 50  # steps between two looks at pinned memory, at least
 
 
 def start(
@@ -50,6 +51,8 @@ def start(
             _library_in_use = library
             clock = Clock(library)
             clock.explain = Explainer(library, clock).answer_pending
+            _look_now_and_then(clock)
+            _tell_of_collections(library)
             _clock = clock
             os.register_at_fork(after_in_child=_sleep)
             atexit.register(_end)
@@ -58,6 +61,37 @@ def start(
     except Exception:
         _trouble.said("start")
         return False
+
+
+def _look_now_and_then(clock: Clock) -> None:
+    """Graphs that grow and pinned memory: looked at a few times, then ever more rarely."""
+    from . import _graphs, _workers
+
+    graphs, pinned = _graphs.Graphs(clock.library), _workers.Pinned(clock.library)
+
+    def look(step: int) -> int:
+        try:
+            if step in _graphs.LOOKS:
+                graphs.look(step)
+            pinned.look(_workers.pinned_bytes())
+        except Exception:
+            _trouble.said("a look at graphs and pinned memory")
+        ahead = [at for at in _graphs.LOOKS if at > step]
+        return min([step + max(_EVERY, step // 8), *ahead])
+
+    clock.look, clock.next_look = look, _graphs.LOOKS[0]
+
+
+def _tell_of_collections(library: Any) -> None:
+    """Says when the garbage collector works, so that what it frees is known to have been in cycles."""
+    import gc
+
+    tell = library.collecting
+
+    def collecting(phase: str, facts: Any) -> None:
+        tell(1 if phase == "start" else 0)
+
+    gc.callbacks.append(collecting)
 
 
 def hook() -> None:

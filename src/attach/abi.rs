@@ -149,6 +149,37 @@ pub unsafe extern "C" fn strandline_explain(id: u64, answer: *const c_char) -> c
 }
 
 /// See `strandline.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn strandline_collecting(on: c_int) -> c_int {
+    active(|state| {
+        state.clock.collecting(on != 0);
+        0
+    })
+}
+
+/// See `strandline.h`.
+///
+/// # Safety
+/// `remark` is a terminated string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn strandline_remark(remark: *const c_char) -> c_int {
+    // SAFETY: the caller's contract.
+    let Some(remark) = (unsafe { text(remark) }) else {
+        return STRANDLINE_EINVAL;
+    };
+    active(|state| if state.remark(remark) { 0 } else { STRANDLINE_EINVAL })
+}
+
+/// See `strandline.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn strandline_trim() -> c_int {
+    active(|state| {
+        state.trim_host();
+        0
+    })
+}
+
+/// See `strandline.h`.
 ///
 /// # Safety
 /// `folder` is null or a terminated string.
@@ -208,6 +239,9 @@ const _: () = {
     ];
     let _ =
         [header::strandline_explain as unsafe extern "C" fn(u64, *const c_char) -> c_int, strandline_explain];
+    let _ = [header::strandline_collecting as unsafe extern "C" fn(c_int) -> c_int, strandline_collecting];
+    let _ = [header::strandline_remark as unsafe extern "C" fn(*const c_char) -> c_int, strandline_remark];
+    let _ = [header::strandline_trim as unsafe extern "C" fn() -> c_int, strandline_trim];
     let _ = [header::strandline_report as unsafe extern "C" fn(*const c_char) -> c_int, strandline_report];
     let _ = [header::strandline_finish as unsafe extern "C" fn() -> c_int, strandline_finish];
     let _ = [

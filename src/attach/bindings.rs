@@ -47,6 +47,15 @@ unsafe extern "C" {
     pub fn strandline_explain(id: u64, answer: *const ::std::os::raw::c_char) -> ::std::os::raw::c_int;
 }
 unsafe extern "C" {
+    pub fn strandline_collecting(on: ::std::os::raw::c_int) -> ::std::os::raw::c_int;
+}
+unsafe extern "C" {
+    pub fn strandline_remark(remark: *const ::std::os::raw::c_char) -> ::std::os::raw::c_int;
+}
+unsafe extern "C" {
+    pub fn strandline_trim() -> ::std::os::raw::c_int;
+}
+unsafe extern "C" {
     pub fn strandline_report(folder: *const ::std::os::raw::c_char) -> ::std::os::raw::c_int;
 }
 unsafe extern "C" {

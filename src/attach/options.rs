@@ -47,6 +47,9 @@ pub struct Options {
     pub every: u32,
     /// The signal that asks for a report (`STRANDLINE_SIGNAL`): `Some(0)` for none, `None` for the default.
     pub signal: Option<i32>,
+    /// The library that findings and sites shown must have on their stack (`STRANDLINE_FOCUS`, or `focus:` in
+    /// `STRANDLINE_CONF`).
+    pub focus: Option<String>,
 }
 
 impl Options {
@@ -67,6 +70,20 @@ impl Options {
             match every.parse() {
                 Ok(n) => options.every = n,
                 Err(_) => wrong.push(format!("STRANDLINE_EVERY={every} is not a number of steps; ignored")),
+            }
+        }
+        options.focus = text("STRANDLINE_FOCUS");
+        for pair in
+            text("STRANDLINE_CONF").unwrap_or_default().split(',').filter(|pair| !pair.trim().is_empty())
+        {
+            match pair.split_once(':').map(|(key, value)| (key.trim(), value.trim())) {
+                Some(("focus", library)) if !library.is_empty() => {
+                    options.focus.get_or_insert_with(|| library.to_owned());
+                }
+                _ => wrong.push(format!(
+                    "STRANDLINE_CONF: '{}' is not understood; the keys are: focus:LIBRARY",
+                    pair.trim()
+                )),
             }
         }
         if let Some(signal) = text("STRANDLINE_SIGNAL") {
@@ -144,6 +161,17 @@ mod tests {
         assert_eq!(options.every, 0);
         assert_eq!(wrong.len(), 2);
         assert!(wrong[0].contains("often") && wrong[1].contains("SIGNOPE"));
+    }
+
+    #[test]
+    fn focus_comes_from_either_variable() {
+        assert_eq!(
+            read(&[("STRANDLINE_CONF", "focus:torchmetrics")]).0.focus.as_deref(),
+            Some("torchmetrics")
+        );
+        let both = [("STRANDLINE_CONF", "focus:a"), ("STRANDLINE_FOCUS", "b")];
+        assert_eq!(read(&both).0.focus.as_deref(), Some("b"));
+        assert_eq!(read(&[("STRANDLINE_CONF", "fokus:a")]).1.len(), 1);
     }
 
     #[test]

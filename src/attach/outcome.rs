@@ -105,6 +105,10 @@ impl State {
                 fresh
                     .iter()
                     .map(|found| report::describe::finding(&judge, found, &Stacks, self.clock))
+                    .filter(|finding| {
+                        let focus = self.options.focus.as_deref();
+                        focus.is_none_or(|library| report::focus::concerns(finding, library))
+                    })
                     .map(|finding| report::text::finding(&finding, self.outcome.colour))
                     .collect()
             };
@@ -113,6 +117,13 @@ impl State {
             }
         }
         self.write(Reason::Finding, None);
+    }
+
+    /// Says a remark that is new.
+    pub(super) fn tell(&self, remark: &report::model::Remark) {
+        if !self.options.quiet {
+            write_stderr(&report::text::remark(remark, self.outcome.colour));
+        }
     }
 
     /// Writes the report now; false if it could not be written (said once).
@@ -137,7 +148,7 @@ impl State {
                 "{}: {}; report: {}",
                 report.verdict.name(),
                 report.reason,
-                self.outcome.folder.join("report.json").display()
+                from_here(&self.outcome.folder.join("report.json")).display()
             ));
         }
         written
@@ -155,8 +166,9 @@ impl State {
         let (report, _) = self.write(Reason::OutOfMemory, None);
         let mut text = String::new();
         let here = |at: &Option<ledger::Frame>| {
-            at.as_ref()
-                .map_or("an unknown place".to_owned(), |f| format!("{}:{} in {}", f.file, f.line, f.function))
+            at.as_ref().map_or("an unknown place".to_owned(), |f| {
+                format!("{}:{} in {}", report::text::base(&f.file), f.line, f.function)
+            })
         };
         for finding in report.findings.iter().filter(|f| f.device == i64::from(device)).take(3) {
             text += &format!(
@@ -166,7 +178,8 @@ impl State {
                 here(&finding.allocated_at)
             );
             if let Some(kept) = &finding.kept_at {
-                text += &format!(", kept alive at {}:{} ({})", kept.file, kept.line, kept.code);
+                let file = report::text::base(&kept.file);
+                text += &format!(", kept alive at {file}:{} ({})", kept.line, kept.code);
             }
             text.push('.');
         }
@@ -203,17 +216,22 @@ impl State {
 
     fn assemble(&self, why: Reason) -> report::Report {
         let wanted = |device| self.judge.lock().wanted(device);
+        let epochs = self.clock.epoch_starts();
         let mut parts = Vec::new();
         if let Some(host) = &self.host {
-            parts.extend(part_of(host, &wanted(super::process::HOST)));
+            parts.extend(part_of(host, &wanted(super::process::HOST), &epochs));
         }
         for served in self.gpus.into_iter().flat_map(Gpus::open) {
-            parts.extend(part_of(served, &wanted(served.device())));
+            parts.extend(part_of(served, &wanted(served.device()), &epochs));
         }
         for watched in self.gpus.into_iter().flat_map(Gpus::seen) {
             let wanted = wanted(watched.device());
-            let view = watched.notes().map(|notes| DeviceView::of(&notes.accounts, &wanted));
+            let view =
+                watched.notes().map(|notes| DeviceView::with_epochs(&notes.accounts, &wanted, &epochs));
             parts.extend(view.map(|view| DevicePart { view, stats: serde_json::Map::new() }));
+        }
+        if let (Some(part), Some(note)) = (parts.first_mut(), self.host_memory.lock().note()) {
+            part.view.notes.push(note);
         }
         let run = Run {
             command: self.command.clone(),
@@ -222,21 +240,28 @@ impl State {
             world_size: self.outcome.rank.1.into(),
             mode: self.mode().word().into(),
             written: why.word().into(),
+            focus: self.options.focus.clone().unwrap_or_default(),
             time: std::time::SystemTime::now()
                 .duration_since(std::time::UNIX_EPOCH)
                 .ok()
                 .map(|d| d.as_secs()),
             ..Run::default()
         };
+        let remarks = self.remarks.lock().clone();
         let judge = self.judge.lock();
-        report::assemble(run, parts, &judge, self.clock, &Stacks)
+        let report = report::assemble(run, parts, &judge, self.clock, &Stacks);
+        report::Report { remarks, ..report }
     }
 }
 
 /// A device that is served, copied for a report. The lock is held for the copy only.
-fn part_of<D: Driver>(served: &Served<D>, wanted: &[u32]) -> Option<DevicePart> {
+fn part_of<D: Driver>(
+    served: &Served<D>,
+    wanted: &[u32],
+    epochs: &[ledger::clock::EpochStart],
+) -> Option<DevicePart> {
     let books = served.books()?;
-    let view = DeviceView::of(&books.accounts, wanted);
+    let view = DeviceView::with_epochs(&books.accounts, wanted, epochs);
     let stats = books.heap.stats();
     drop(books);
     Some(DevicePart { view, stats: stats_as_json(&stats) })
@@ -256,6 +281,12 @@ pub fn torch_size(bytes: u64) -> String {
         0x10_0000..0x4000_0000 => format!("{:.2} MiB", b / 1048576.0),
         _ => format!("{:.2} GiB", b / 1073741824.0),
     }
+}
+
+/// A path as one would type it: relative where it lies below the working directory.
+fn from_here(path: &Path) -> PathBuf {
+    let here = std::env::current_dir().ok();
+    here.and_then(|here| path.strip_prefix(here).ok().map(Path::to_owned)).unwrap_or_else(|| path.to_owned())
 }
 
 fn write_stderr(text: &str) {

@@ -18,7 +18,9 @@ use super::{fork, python_boot, say, say_once, signal};
 use crate::driver::Stream;
 use crate::driver::host::HostDriver;
 use crate::heap::{AddressSpace, Config, Heap, HeapError};
+use crate::ledger::host_memory::HostMemory;
 use crate::ledger::{self, Accounts, Clock, Judge, LiveBlock, Phase, Sample};
+use crate::report::model::Remark;
 use crate::stacks;
 use parking_lot::Mutex;
 use serde::Deserialize;
@@ -26,6 +28,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 use std::time::Instant;
+
+/// Steps between two looks at the process's own memory.
+const HOST_EVERY: u32 = 32;
+/// Most remarks of one process.
+const REMARKS: usize = 32;
 
 /// The number of the host among the devices.
 pub const HOST: i32 = -1;
@@ -49,6 +56,10 @@ pub struct State {
     pub(super) gpus: Option<&'static Gpus>,
     pub(super) outcome: Outcome,
     pub(super) began: Instant,
+    /// The process's memory over the run.
+    pub(super) host_memory: Mutex<HostMemory>,
+    /// What the Python side had to say besides findings.
+    pub(super) remarks: Mutex<Vec<Remark>>,
     /// Candidates taken from the judge and not yet fetched whole by the caller.
     candidates: Mutex<Option<String>>,
 }
@@ -64,6 +75,7 @@ struct Told {
     out: Option<PathBuf>,
     quiet: Option<bool>,
     every: Option<u32>,
+    focus: Option<String>,
     command: Option<Vec<String>>,
     library_roots: Vec<String>,
     user_roots: Vec<String>,
@@ -124,6 +136,7 @@ pub fn start(mode: i32, told: Option<&str>) -> Result<(), NotStarted> {
     options.out = told.out.or(options.out);
     options.quiet = told.quiet.unwrap_or(options.quiet);
     options.every = told.every.unwrap_or(options.every);
+    options.focus = told.focus.or(options.focus);
     let host = if mode == Mode::Host { Some(serve_host()?) } else { None };
     let stacks = stacks::Options {
         library_roots: told.library_roots,
@@ -151,6 +164,8 @@ pub fn start(mode: i32, told: Option<&str>) -> Result<(), NotStarted> {
         host,
         gpus,
         began: Instant::now(),
+        host_memory: Mutex::new(HostMemory::default()),
+        remarks: Mutex::new(Vec::new()),
         candidates: Mutex::new(None),
     });
     // SAFETY: getpid cannot fail.
@@ -190,6 +205,14 @@ fn physical_memory() -> u64 {
     // SAFETY: sysconf takes a number and has no other effect.
     let (pages, page) = unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
     (pages.max(0) as u64).saturating_mul(page.max(4096) as u64)
+}
+
+/// Resident bytes of this process that are its own (not files'), as the kernel says.
+fn resident_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let mut pages = text.split_ascii_whitespace().skip(1).map(|number| number.parse::<u64>().ok());
+    let (resident, shared) = (pages.next()??, pages.next()??);
+    Some(resident.saturating_sub(shared) * 4096)
 }
 
 /// Serves `c10::alloc_cpu`; `None` sends the request on to torch's own.
@@ -271,6 +294,9 @@ impl State {
         let ended = self.clock.end_step(self.began.elapsed().as_nanos() as u64);
         let now = self.clock.now();
         let mut waiting = 0;
+        if ended % HOST_EVERY == 0 {
+            self.note_host_memory(ended);
+        }
         let mut judge = self.judge.lock();
         let mut end_step = |accounts: &mut Accounts, sample: &Sample| {
             accounts.boundary(ended, now.epoch, sample);
@@ -295,6 +321,13 @@ impl State {
             self.report(None);
         }
         waiting
+    }
+
+    fn note_host_memory(&self, ended: u32) {
+        let Some(resident) = resident_memory() else { return };
+        let tensors =
+            self.host.as_ref().and_then(Served::stats).map_or(0, |stats| stats.reserved_bytes.all.current);
+        self.host_memory.lock().push(ended, resident, tensors);
     }
 
     /// A new epoch began.
@@ -352,6 +385,33 @@ impl State {
         }
         self.tell_news();
         done.is_ok()
+    }
+
+    /// Gives the host heap's cache back.
+    pub fn trim_host(&self) {
+        if let Some(mut books) = self.host.as_ref().and_then(Served::books) {
+            books.heap.trim();
+        }
+    }
+
+    /// Takes something worth knowing, as JSON, and says it when it is new; false when it is not the JSON of
+    /// strandline.h.
+    pub fn remark(&self, remark: &str) -> bool {
+        let remark: Remark = match serde_json::from_str(remark) {
+            Ok(remark) => remark,
+            Err(error) => {
+                static SAID: AtomicBool = AtomicBool::new(false);
+                say_once(&SAID, format_args!("a remark is not the JSON of strandline.h: {error}"));
+                return false;
+            }
+        };
+        let mut remarks = self.remarks.lock();
+        let known = remarks.iter().any(|known| known.kind == remark.kind && known.what == remark.what);
+        if !known && remarks.len() < REMARKS {
+            self.tell(&remark);
+            remarks.push(remark);
+        }
+        true
     }
 
     /// Statistics of a device as a JSON object.

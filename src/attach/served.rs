@@ -182,6 +182,7 @@ impl<D: Driver> Books<D> {
             reserved: stats.reserved_bytes.all.current,
             active: stats.active_bytes.all.current,
             total: self.total,
+            retries: stats.num_alloc_retries,
             ..Sample::default()
         }
     }

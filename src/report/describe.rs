@@ -139,7 +139,7 @@ fn evidence(case: &Case, steps: u32) -> String {
             format!("{} of the last {} steps left a block behind", pattern.hits, pattern.of)
         }
         Shape::Regrow => format!(
-            "one block was replaced by a larger one {} times since step {}, and is now {}",
+            "one tensor regrows: replaced by a larger one {} times since step {}, and now {}",
             pattern.events,
             pattern.first,
             units::bytes(case.live_bytes as f64)
@@ -164,7 +164,7 @@ fn evidence(case: &Case, steps: u32) -> String {
             shown.join(", ")
         ),
         Shape::Burst => format!(
-            "allocated in step {} and kept in the {} steps since",
+            "retained once, in step {}, and kept in the {} steps since: bounded, it does not grow",
             pattern.first,
             steps.saturating_sub(pattern.last + 1)
         ),

@@ -5,8 +5,10 @@
 //! | [`model`] | the model, and the JSON contract |
 //! | [`view`] | what is copied of a device while it is locked |
 //! | [`describe`] | a finding in words and numbers |
+//! | [`device_notes`] | what a device's own numbers say is no leak |
 //! | [`assemble`] | the whole report |
-//! | [`json`], [`text`] | forms |
+//! | [`focus`] | what of a report concerns one library |
+//! | [`json`], [`text`], [`tables`] (of the text) | forms |
 //! | [`units`] | numbers as people read them |
 //! | [`write`](mod@write) | files |
 //!
@@ -15,8 +17,11 @@
 
 pub mod assemble;
 pub mod describe;
+pub mod device_notes;
+pub mod focus;
 pub mod json;
 pub mod model;
+pub mod tables;
 pub mod text;
 pub mod units;
 pub mod view;

@@ -14,6 +14,9 @@ pub struct Report {
     /// A report.json, or a folder that holds reports (each is shown)
     #[arg(value_name = "FILE|DIR", default_value = "strandline-out")]
     path: PathBuf,
+    /// Show only findings and sites with a frame of this library or package on their stack ("": everything)
+    #[arg(long, value_name = "LIB")]
+    focus: Option<String>,
 }
 
 impl Report {
@@ -33,7 +36,10 @@ impl Report {
             ));
         }
         for file in &files {
-            let report = json::read(file).map_err(|e| e.to_string())?;
+            let mut report = json::read(file).map_err(|e| e.to_string())?;
+            if let Some(library) = &self.focus {
+                report.run.focus.clone_from(library);
+            }
             println!("{}\n{}", file.display(), text::report(&report, colour));
         }
         Ok(ExitCode::SUCCESS)

@@ -38,6 +38,9 @@ pub struct Run {
     /// Write the report every N steps as well
     #[arg(long, value_name = "N")]
     pub every: Option<u32>,
+    /// Show only findings and sites with a frame of this library or package on their stack
+    #[arg(long, value_name = "LIB")]
+    pub focus: Option<String>,
     /// Say nothing on stderr; the report is written all the same
     #[arg(long)]
     pub quiet: bool,
@@ -66,6 +69,9 @@ impl Run {
         }
         if let Some(every) = self.every {
             job.env("STRANDLINE_EVERY", every.to_string());
+        }
+        if let Some(library) = &self.focus {
+            job.env("STRANDLINE_FOCUS", library);
         }
         if !self.fail_on_leak {
             job.env("STRANDLINE_JOB", std::process::id().to_string());
