@@ -137,7 +137,7 @@ impl State {
                 "{}: {}; report: {}",
                 report.verdict.name(),
                 report.reason,
-                self.outcome.folder.join("report.json").display()
+                shown(&self.outcome.folder.join("report.html")).display()
             ));
         }
         written
@@ -194,7 +194,8 @@ impl State {
         let json = report::json::to_string(&report);
         let text = report::text::report(&report, report::text::Colour::Never);
         let written = report::write::file(folder, "report.json", json.as_bytes())
-            .and_then(|_| report::write::file(folder, "report.txt", text.as_bytes()));
+            .and_then(|_| report::write::file(folder, "report.txt", text.as_bytes()))
+            .and_then(|_| report::write::file(folder, "report.html", report::html::page(&report).as_bytes()));
         if let Err(error) = &written {
             say_once(&self.outcome.cannot, format_args!("{error}"));
         }
@@ -226,6 +227,8 @@ impl State {
                 .duration_since(std::time::UNIX_EPOCH)
                 .ok()
                 .map(|d| d.as_secs()),
+            epoch_starts: self.clock.epoch_starts().iter().map(|start| (start.epoch, start.step)).collect(),
+            validations: self.clock.validations(),
             ..Run::default()
         };
         let judge = self.judge.lock();
@@ -233,10 +236,18 @@ impl State {
     }
 }
 
+/// A path as it is told: from the working directory on, if it lies below it.
+fn shown(path: &Path) -> PathBuf {
+    let here = std::env::current_dir().ok();
+    let below = here.and_then(|here| path.strip_prefix(here).ok().map(Path::to_owned));
+    below.unwrap_or_else(|| path.to_owned())
+}
+
 /// A device that is served, copied for a report. The lock is held for the copy only.
 fn part_of<D: Driver>(served: &Served<D>, wanted: &[u32]) -> Option<DevicePart> {
     let books = served.books()?;
-    let view = DeviceView::of(&books.accounts, wanted);
+    let mut view = DeviceView::of(&books.accounts, wanted);
+    (view.device.segments, view.device.segments_left_out) = books.segment_map();
     let stats = books.heap.stats();
     drop(books);
     Some(DevicePart { view, stats: stats_as_json(&stats) })

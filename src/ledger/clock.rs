@@ -69,6 +69,8 @@ pub struct EpochStart {
 #[derive(Debug, Default)]
 struct Records {
     epochs: VecDeque<EpochStart>,
+    /// Steps that were running when a validation began.
+    validations: VecDeque<u32>,
     /// Nanoseconds each recent step took.
     durations: VecDeque<u64>,
     last_end: Option<u64>,
@@ -144,7 +146,22 @@ impl Clock {
         let before = self.word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| {
             Some(word & !mask | (phase as u64) << EPOCH_BITS)
         });
-        unpack(before.unwrap_or_else(|word| word)).phase
+        let before = unpack(before.unwrap_or_else(|word| word));
+        if phase == Phase::Validation && before.phase != phase {
+            let mut records = self.records.lock();
+            if records.validations.back() != Some(&before.step) {
+                if records.validations.len() == REMEMBERED {
+                    records.validations.pop_front();
+                }
+                records.validations.push_back(before.step);
+            }
+        }
+        before.phase
+    }
+
+    /// Steps that were running when a validation began: the newest, oldest first.
+    pub fn validations(&self) -> Vec<u32> {
+        self.records.lock().validations.iter().copied().collect()
     }
 
     /// Recent epochs that had at least one step, oldest first.
@@ -176,6 +193,7 @@ mod tests {
         assert_eq!(clock.begin_epoch(), 1);
         assert_eq!(clock.enter(Phase::Validation), Phase::Other);
         assert_eq!(clock.enter(Phase::Backward), Phase::Validation);
+        assert_eq!(clock.validations(), [2]);
         assert_eq!(clock.now(), Now { step: 2, epoch: 1, phase: Phase::Backward });
     }
 

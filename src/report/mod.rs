@@ -6,7 +6,8 @@
 //! | [`view`] | what is copied of a device while it is locked |
 //! | [`describe`] | a finding in words and numbers |
 //! | [`assemble`] | the whole report |
-//! | [`json`], [`text`] | forms |
+//! | [`segments`] | the segment map, bounded |
+//! | [`json`], [`text`], [`html`] | forms that the library writes |
 //! | [`units`] | numbers as people read them |
 //! | [`write`](mod@write) | files |
 //!
@@ -15,8 +16,10 @@
 
 pub mod assemble;
 pub mod describe;
+pub mod html;
 pub mod json;
 pub mod model;
+pub mod segments;
 pub mod text;
 pub mod units;
 pub mod view;
