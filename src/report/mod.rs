@@ -8,6 +8,7 @@
 //! | [`assemble`] | the whole report |
 //! | [`segments`] | the segment map, bounded |
 //! | [`json`], [`text`], [`html`] | forms that the library writes |
+//! | [`folded`], [`flamegraph`], [`speedscope`], [`pprof`], [`memory_viz`], [`openmetrics`], [`csv`] | forms that only the command writes |
 //! | [`units`] | numbers as people read them |
 //! | [`write`](mod@write) | files |
 //!
@@ -15,11 +16,18 @@
 #![forbid(unsafe_code)]
 
 pub mod assemble;
+pub mod csv;
 pub mod describe;
+pub mod flamegraph;
+pub mod folded;
 pub mod html;
 pub mod json;
+pub mod memory_viz;
 pub mod model;
+pub mod openmetrics;
+pub mod pprof;
 pub mod segments;
+pub mod speedscope;
 pub mod text;
 pub mod units;
 pub mod view;
