@@ -7,8 +7,8 @@
 //! | [`describe`] | a finding in words and numbers |
 //! | [`assemble`] | the whole report |
 //! | [`segments`] | the segment map, bounded |
-//! | [`json`], [`text`], [`html`] | forms that the library writes |
-//! | [`folded`], [`flamegraph`], [`speedscope`], [`pprof`], [`memory_viz`], [`openmetrics`], [`csv`] | forms that only the command writes |
+//! | [`json`], [`text`], [`html`], [`openmetrics`] | forms that the library writes |
+//! | [`folded`], [`flamegraph`], [`speedscope`], [`pprof`], [`memory_viz`], [`csv`] | forms that only the command writes |
 //! | [`units`] | numbers as people read them |
 //! | [`write`](mod@write) | files |
 //!

@@ -244,7 +244,7 @@ fn save(path: &Path, bytes: &[u8]) -> Result<(), String> {
     let Some(name) = name.to_str() else { return Err(failed(&"the name is not UTF-8; choose another")) };
     write::file(folder, name, bytes).map(|_| ()).map_err(|error| {
         // The error speaks of the folder that a run is given; here it is the output.
-        error.to_string().replace("--out DIR", "-o OUT")
+        failed(&error.to_string().replace("--out DIR", "-o OUT"))
     })
 }
 

@@ -34,13 +34,12 @@ function flameSection() {
         el("input", { type: "search", placeholder: "Highlight…", "aria-label": "Highlight frames", oninput: (e) => { word = e.target.value.toLowerCase(); redraw(); } })),
       crumbs, plot, readout,
       el("div", { class: "tools", style: "margin:.4rem 0 0;color:var(--soft)" },
-        [["user", "your code"], ["library", "libraries"], ["native", "native"]].map(([kind, label]) =>
+        [["user", "your code"], ["library", "libraries"], ["native", "native"]].filter(([kind]) => kind !== "native" || frames.some((f) => f.kind === kind)).map(([kind, label]) =>
           el("span", {}, el("span", { class: "key", style: `background:var(--${kind})` }), " " + label)),
         el("span", {}, "Click or Enter: zoom. Escape: back. Arrow keys: move."))));
   document.getElementById("content").append(root);
   tree = growTree(weights[mode], mine);
   view = tree;
-  redraw = ((draw) => (focus) => draw(focus))(() => {});
   let width = 0;
   const draw = (focus) => { if (width) drawFlame(plot, crumbs, { tree, view, word, width, zoom, tell }, focus); };
   whenSized(plot, (now) => { width = now; draw(); });

@@ -15,7 +15,7 @@ function generationsSection() {
     el("div", { class: "card" },
       el("div", { class: "tools" }, devicePicker("Device of the generations", devices, picked),
         data.findings.length ? el("span", {}, el("span", { class: "key", style: "background:var(--leak)" }), " sites of findings") : null,
-        el("span", {}, el("span", { class: "key", style: "background:var(--old)" }), " other sites")),
+        el("span", {}, el("span", { class: "key", style: "background:var(--old)" }), data.findings.length ? " other sites" : " live bytes")),
       plot, readout, strips));
   document.getElementById("content").append(root);
   redraw = whenSized(plot, (width) => drawGenerations(plot, readout, strips, sites.filter((s) => s.device === device.device), width));
@@ -43,15 +43,15 @@ function drawGenerations(plot, readout, strips, sites, width) {
   const sum = (which) => Array.from({ length: bins }, (_, bin) => rows.filter(which).reduce((all, row) => all + row.bytes[bin], 0));
   const red = sum((row) => row.accused), rest = sum((row) => !row.accused);
   const all = red.map((value, bin) => value + rest[bin]);
-  const others = Math.max(1, ...all.slice(1, -1));
+  const others = Math.max(0, ...all.slice(1, -1));
   // The model is born in the first step: if it dwarfs the rest, its bar is cut and says so.
-  const most = Math.max(...all) > 4 * others && bins > 3 ? others * 1.6 : Math.max(1, ...all);
+  const most = others > 0 && Math.max(...all) > 4 * others ? others * 1.6 : Math.max(1, ...all);
   const height = 190, box = { left: 66, right: 14, top: 18, bottom: 34 };
   const wide = (width - box.left - box.right) / bins;
   const y = (value) => height - box.bottom - Math.min(value, most) / most * (height - box.top - box.bottom);
   const image = shape("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label":
     `Live bytes by step of birth: ${bytes(all[0])} from the first ${plural(span, "step")}, ${bytes(all.slice(1, -1).reduce((a, b) => a + b, 0))} from the steps between, ${bytes(all[bins - 1])} from the last` });
-  for (const value of ticks(most, 3, true)) {
+  for (const value of ticks(most, 4, true)) {
     image.append(shape("line", { class: "axis", x1: box.left, x2: width - box.right, y1: y(value), y2: y(value) }),
       shape("text", { x: box.left - 8, y: y(value) + 4, "text-anchor": "end" }, tickBytes(value)));
   }

@@ -53,7 +53,6 @@ function drawMemory(plot, readout, device, shown, width) {
   const last = Math.max(points[points.length - 1].step, first + 1);
   let most = 1;
   for (const p of points) for (const line of LINES) if (shown.has(line.key)) most = Math.max(most, p[line.key]);
-  if (shown.has("peak")) most = Math.max(most, device.peak_bytes);
   const capacity = device.total_bytes > 0 && most > device.total_bytes * 0.6 ? device.total_bytes : 0;
   most = Math.max(most * 1.04, capacity);
   const x = (step) => box.left + (step - first) / (last - first) * (width - box.left - box.right);
@@ -84,11 +83,11 @@ function drawMemory(plot, readout, device, shown, width) {
     }
     image.append(shape("path", { "data-line": line.key, d: points.length > 1 ? path : path + "h2", fill: "none", stroke: `var(--${line.key})`, "stroke-width": line.width, "stroke-dasharray": line.dash, "stroke-linejoin": "round" }));
   }
-  if (shown.has("peak") && device.peak_bytes > 0 && device.peak_step <= last) {
-    const right = x(device.peak_step) > width * 0.7;
-    image.append(shape("circle", { cx: x(device.peak_step), cy: y(device.peak_bytes), r: 3.5, fill: "var(--peak)" }),
-      shape("text", { x: x(device.peak_step) + (right ? -8 : 8), y: y(device.peak_bytes) - 6, "text-anchor": right ? "end" : "start" },
-        `peak ${bytes(device.peak_bytes)}`));
+  if (shown.has("peak")) {
+    const top = points.reduce((best, p) => (p.peak > best.peak ? p : best));
+    const right = x(top.step) > width * 0.7;
+    image.append(shape("circle", { cx: x(top.step), cy: y(top.peak), r: 3.5, fill: "var(--peak)" }),
+      shape("text", { class: "halo", x: x(top.step) + (right ? -8 : 8), y: y(top.peak) - 6, "text-anchor": right ? "end" : "start" }, `peak ${bytes(top.peak)}`));
   }
   for (const finding of data.findings.filter((f) => f.device === device.device && f.called_at_step >= first && f.called_at_step <= last)) {
     const at = x(finding.called_at_step);
@@ -130,7 +129,7 @@ function drawMemory(plot, readout, device, shown, width) {
 
 function drawEpochs(image, x, box, width, height, first, last) {
   const epochs = data.run.epoch_starts.filter(([, step]) => step >= first && step <= last);
-  const every = Math.max(1, Math.ceil(epochs.length / (width / 74)));
+  const every = Math.max(1, Math.ceil(epochs.length / (width / 100)));
   epochs.forEach(([epoch, step], index) => {
     image.append(shape("line", { class: "epoch", x1: x(step), x2: x(step), y1: box.top, y2: height - box.bottom }));
     if (index % every === 0) image.append(shape("text", { x: x(step) + 3, y: box.top - 8 }, "epoch " + epoch));

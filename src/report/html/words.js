@@ -25,7 +25,7 @@ function figures(device) {
   if (last) {
     rows.push(["allocated", bytes(last.allocated), "at the last step"], ["reserved", bytes(last.reserved), share(last.allocated, last.reserved) + " of it allocated"]);
   } else rows.push(["live", bytes(device.live_bytes), "now"]);
-  rows.push(["peak", bytes(device.peak_bytes), "in step " + count(device.peak_step)]);
+  rows.push(["peak", bytes(device.peak_bytes), "requested, in step " + count(device.peak_step)]);
   const growth = data.findings.filter((f) => f.device === device.device && f.class !== "one-off").reduce((sum, f) => sum + f.bytes_per_step, 0);
   if (growth > 0) rows.push(["growth", bytes(growth), "per step, in findings"]);
   rows.push(["live blocks", count(device.live_blocks), plural(device.sites, "site")]);
