@@ -193,7 +193,8 @@ def test_torch_reads_the_snapshot(leaky, tmp_path):
     snapshot = pickle.loads(made(leaky, "memory_viz"))
     (device,) = leaky.report["devices"]
     used = sum(run[1] for segment in device["segments"] for run in segment["runs"])
-    assert used > 0
+    assert used == device["stats"]["allocated_bytes.all.current"] > 0
+    assert sum(s["size"] for s in device["segments"]) == device["stats"]["reserved_bytes.all.current"]
     assert sum(s["total_size"] for s in snapshot["segments"]) == sum(s["size"] for s in device["segments"])
     assert sum(s["allocated_size"] for s in snapshot["segments"]) == used
     for segment in snapshot["segments"]:
@@ -226,6 +227,15 @@ def test_torch_reads_the_snapshot(leaky, tmp_path):
     for file in path, tmp_path / "ours.pickle":
         done = subprocess.run([COMMAND, "replay", "--json", file], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
+
+
+def test_addresses_are_numbers_of_any_size(leaky, tmp_path):
+    report = leaky.report
+    for address in 0, 255, 2**31 - 1, 2**31, 2**63 - 1, 2**63, 2**64 - 2**40:
+        report["devices"][0]["segments"][0]["address"] = address
+        path = tmp_path / "report.json"
+        path.write_text(json.dumps(report))
+        assert pickle.loads(convert(path, "memory_viz").out)["segments"][0]["address"] == address
 
 
 def test_a_report_without_segments_has_a_snapshot_too(leaky, tmp_path):
