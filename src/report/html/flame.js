@@ -57,6 +57,7 @@ function growTree(weigh, mine) {
       const users = stack.filter((frame, at) => frame.kind === "user" || at === 0);
       if (users.length) stack = users;
     }
+    if (several) stack = [...stack, { file: "", line: 0, function: deviceName(site.device), kind: "library" }];
     let node = tree;
     node.value += value; node.sites += 1;
     for (let at = stack.length - 1; at >= 0; at -= 1) {

@@ -54,7 +54,7 @@ function drawMemory(plot, readout, device, shown, width) {
   let most = 1;
   for (const p of points) for (const line of LINES) if (shown.has(line.key)) most = Math.max(most, p[line.key]);
   const capacity = device.total_bytes > 0 && most > device.total_bytes * 0.6 ? device.total_bytes : 0;
-  most = Math.max(most * 1.04, capacity);
+  most = Math.max(most, capacity) * 1.04;
   const x = (step) => box.left + (step - first) / (last - first) * (width - box.left - box.right);
   const y = (value) => height - box.bottom - value / most * (height - box.top - box.bottom);
   const end = points[points.length - 1];
@@ -73,7 +73,7 @@ function drawMemory(plot, readout, device, shown, width) {
   drawEpochs(image, x, box, width, height, first, last);
   if (capacity) {
     image.append(shape("line", { x1: box.left, x2: width - box.right, y1: y(capacity), y2: y(capacity), stroke: "var(--leak)", "stroke-dasharray": "8 3" }),
-      shape("text", { x: width - box.right, y: y(capacity) - 5, "text-anchor": "end" }, "memory of the device: " + bytes(capacity)));
+      shape("text", { class: "halo", x: width - box.right, y: y(capacity) + 14, "text-anchor": "end" }, "memory of the device: " + bytes(capacity)));
   }
   for (const line of LINES) {
     if (!shown.has(line.key)) continue;
@@ -148,7 +148,7 @@ function drawEpochs(image, x, box, width, height, first, last) {
 // Live bytes by the phase in which they were allocated.
 function fillPhases(host, device) {
   const order = ["forward", "backward", "optimizer", "validation", "other"];
-  const colours = { forward: "var(--allocated)", backward: "var(--active)", optimizer: "var(--old)", validation: "var(--peak)", other: "var(--reserved)" };
+  const colours = { forward: "var(--allocated)", backward: "var(--active)", optimizer: "var(--old)", validation: "var(--validation)", other: "var(--reserved)" };
   const phases = order.map((name) => device.phases.find((p) => p.phase === name)).filter((p) => p && p.live_bytes > 0);
   const all = phases.reduce((sum, p) => sum + p.live_bytes, 0);
   host.replaceChildren();
