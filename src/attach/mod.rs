@@ -22,6 +22,7 @@
 pub mod abi;
 pub mod fork;
 pub mod gpu;
+pub mod history;
 pub mod launch;
 pub mod options;
 pub mod outcome;
