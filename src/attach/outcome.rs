@@ -14,10 +14,13 @@ use crate::ledger;
 use crate::report::{self, DevicePart, DeviceView, Run};
 use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// A process that is not the job itself reports only if it did this much (launchers import torch too).
 const BLOCKS_WORTH_A_REPORT: u64 = 1000;
+
+/// Steps between two writings of the metrics.
+const METRICS_EVERY: u32 = 10;
 
 /// Where things are told.
 pub struct Outcome {
@@ -28,6 +31,9 @@ pub struct Outcome {
     writing: Mutex<()>,
     finished: AtomicBool,
     cannot: AtomicBool,
+    /// Where metrics go, and the second (since the start) in which they were asked for last.
+    metrics: Option<PathBuf>,
+    metrics_asked: AtomicU64,
 }
 
 /// Why a report is written.
@@ -68,8 +74,22 @@ impl Outcome {
             writing: Mutex::new(()),
             finished: AtomicBool::new(false),
             cannot: AtomicBool::new(false),
+            metrics: options.openmetrics.as_ref().map(|file| metrics_file(file, rank)),
+            metrics_asked: AtomicU64::new(0),
         }
     }
+}
+
+/// The file of one rank: of several, each has its own ("job.prom", "job-rank3.prom").
+fn metrics_file(file: &Path, (rank, world): (i32, i32)) -> PathBuf {
+    let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
+    if world <= 1 {
+        return file;
+    }
+    let stem = file.file_stem().unwrap_or_default().to_string_lossy();
+    let extension = file.extension().unwrap_or_default().to_string_lossy();
+    let dot = if extension.is_empty() { "" } else { "." };
+    file.with_file_name(format!("{stem}-rank{rank}{dot}{extension}"))
 }
 
 /// Whether this is the process that `strandline run` was asked to run (or nobody says so).
@@ -143,12 +163,15 @@ impl State {
             return true;
         }
         let (report, written) = self.write(Reason::Exit, None);
+        if self.outcome.main || steps > 0 {
+            self.save_metrics(&report);
+        }
         if written && !self.options.quiet && (self.outcome.main || steps > 0) {
             say(format_args!(
                 "{}: {}; report: {}",
                 report.verdict.name(),
                 report.reason,
-                from_here(&self.outcome.folder.join("report.json")).display()
+                from_here(&self.outcome.folder.join("report.html")).display()
             ));
         }
         written
@@ -207,11 +230,46 @@ impl State {
         let json = report::json::to_string(&report);
         let text = report::text::report(&report, report::text::Colour::Never);
         let written = report::write::file(folder, "report.json", json.as_bytes())
-            .and_then(|_| report::write::file(folder, "report.txt", text.as_bytes()));
+            .and_then(|_| report::write::file(folder, "report.txt", text.as_bytes()))
+            .and_then(|_| report::write::file(folder, "report.html", report::html::page(&report).as_bytes()));
         if let Err(error) = &written {
             say_once(&self.outcome.cannot, format_args!("{error}"));
         }
         (report, written.is_ok())
+    }
+
+    /// At a step boundary: has metrics written by another thread, every [`METRICS_EVERY`] steps and not more
+    /// often than once in a second.
+    pub(super) fn ask_for_metrics(&self, ended: u32) {
+        if self.outcome.metrics.is_none() || !(ended + 1).is_multiple_of(METRICS_EVERY) {
+            return;
+        }
+        let second = self.began.elapsed().as_secs() + 1;
+        if self.outcome.metrics_asked.swap(second, Ordering::Relaxed) != second {
+            super::signal::ask_for_metrics();
+        }
+    }
+
+    /// Writes the metrics of now.
+    pub(super) fn write_metrics(&self) {
+        let _one_at_a_time = self.outcome.writing.lock();
+        if !self.outcome.finished.load(Ordering::SeqCst) {
+            self.save_metrics(&self.assemble(Reason::Asked));
+        }
+    }
+
+    fn save_metrics(&self, report: &report::Report) {
+        static CANNOT: AtomicBool = AtomicBool::new(false);
+        let Some(path) = &self.outcome.metrics else { return };
+        let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str()))
+        else {
+            return say_once(&CANNOT, format_args!("openmetrics: {} names no file", path.display()));
+        };
+        let text = report::openmetrics::to_string(report);
+        if let Err(error) = report::write::public_file(folder, name, text.as_bytes()) {
+            let error = error.to_string().replace("--out DIR", "--openmetrics FILE");
+            say_once(&CANNOT, format_args!("{error}"));
+        }
     }
 
     fn assemble(&self, why: Reason) -> report::Report {
@@ -245,6 +303,8 @@ impl State {
                 .duration_since(std::time::UNIX_EPOCH)
                 .ok()
                 .map(|d| d.as_secs()),
+            epoch_starts: self.clock.epoch_starts().iter().map(|start| (start.epoch, start.step)).collect(),
+            validations: self.clock.validations(),
             ..Run::default()
         };
         let remarks = self.remarks.lock().clone();
@@ -261,7 +321,8 @@ fn part_of<D: Driver>(
     epochs: &[ledger::clock::EpochStart],
 ) -> Option<DevicePart> {
     let books = served.books()?;
-    let view = DeviceView::with_epochs(&books.accounts, wanted, epochs);
+    let mut view = DeviceView::with_epochs(&books.accounts, wanted, epochs);
+    (view.device.segments, view.device.segments_left_out) = books.segment_map();
     let stats = books.heap.stats();
     drop(books);
     Some(DevicePart { view, stats: stats_as_json(&stats) })

@@ -274,6 +274,13 @@ pub fn report_on_request() {
     }
 }
 
+/// A step ended for which metrics are due.
+pub fn publish_metrics() {
+    if let Some(state) = state() {
+        state.write_metrics();
+    }
+}
+
 /// The process is about to leave without Python's exit handlers.
 pub fn leaving() {
     // SAFETY: getpid cannot fail.
@@ -320,6 +327,7 @@ impl State {
         if self.options.every > 0 && (ended + 1).is_multiple_of(self.options.every) {
             self.report(None);
         }
+        self.ask_for_metrics(ended);
         waiting
     }
 

@@ -43,7 +43,7 @@ use crate::driver::{Driver, DriverError, Event, Handle};
 pub use address_space::AddressSpace;
 pub use config::{Config, Freed, HeapError, PoolId, Tag};
 pub use pool::Filter;
-pub use snapshot::{BlockInfo, BlockState, SegmentInfo};
+pub use snapshot::{BlockInfo, BlockState, Seen, SegmentInfo};
 pub use stats::{DriverWork, Split, Stat, Stats};
 
 use arena::{HUGE, Lane, PLANNED, RUNS, arena_number, kind_for, kind_of, lane_of, part_of};
