@@ -47,6 +47,8 @@ pub struct Options {
     pub every: u32,
     /// The signal that asks for a report (`STRANDLINE_SIGNAL`): `Some(0)` for none, `None` for the default.
     pub signal: Option<i32>,
+    /// Whether a control socket is opened (not with `STRANDLINE_CONTROL=off`).
+    pub control: bool,
 }
 
 impl Options {
@@ -61,6 +63,7 @@ impl Options {
         let mut options = Options {
             out: get("STRANDLINE_OUT").filter(|v| !v.is_empty()).map(PathBuf::from),
             quiet: text("STRANDLINE_QUIET").is_some_and(|v| v != "0"),
+            control: text("STRANDLINE_CONTROL").is_none_or(|v| v != "0" && v != "off"),
             ..Options::default()
         };
         if let Some(every) = text("STRANDLINE_EVERY") {

@@ -7,6 +7,7 @@
 //! | [`describe`] | a finding in words and numbers |
 //! | [`assemble`] | the whole report |
 //! | [`json`], [`text`] | forms |
+//! | [`live`] | a run at this moment, in short |
 //! | [`units`] | numbers as people read them |
 //! | [`write`](mod@write) | files |
 //!
@@ -16,6 +17,7 @@
 pub mod assemble;
 pub mod describe;
 pub mod json;
+pub mod live;
 pub mod model;
 pub mod text;
 pub mod units;

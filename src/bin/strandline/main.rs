@@ -2,6 +2,7 @@
 //! that it writes; must not know a heap or a ledger.
 
 mod demo;
+mod dump;
 mod paths;
 mod replay;
 mod report;
@@ -42,6 +43,8 @@ enum Verb {
     Replay(replay::Replay),
     /// Show a report that a run has written
     Report(report::Report),
+    /// Have a running job write its report now
+    Dump(dump::Dump),
 }
 
 fn main() -> ExitCode {
@@ -51,6 +54,7 @@ fn main() -> ExitCode {
         Verb::Demo(demo) => demo.run(),
         Verb::Replay(replay) => replay.run(),
         Verb::Report(report) => report.run(),
+        Verb::Dump(dump) => dump.run(),
     };
     done.unwrap_or_else(|error| {
         eprintln!("strandline: {error}");
