@@ -103,8 +103,9 @@ pub fn reply(answer: Result<Value, String>) -> String {
 
 /// A reply as it was received.
 pub fn read_reply(line: &str) -> Result<Value, String> {
-    let reply: Reply = serde_json::from_str(line)
-        .map_err(|error| format!("the job's answer is not understood ({error}); is it another strandline?"))?;
+    let reply: Reply = serde_json::from_str(line).map_err(|error| {
+        format!("the job's answer is not understood ({error}); is it another strandline?")
+    })?;
     match (reply.ok, reply.error) {
         (_, Some(error)) => Err(error),
         (Some(value), None) => Ok(value),
@@ -186,6 +187,9 @@ mod tests {
         assert_eq!(folders(7, None), [PathBuf::from("/tmp/strandline-7")]);
         assert_eq!(folders(7, Some(OsStr::new("relative"))).len(), 1);
         assert_eq!(folders(7, Some(OsStr::new("/nowhere/at/all"))).len(), 1);
-        assert_eq!(folders(7, Some(OsStr::new("/"))), [PathBuf::from("/strandline"), "/tmp/strandline-7".into()]);
+        assert_eq!(
+            folders(7, Some(OsStr::new("/"))),
+            [PathBuf::from("/strandline"), "/tmp/strandline-7".into()]
+        );
     }
 }

@@ -142,7 +142,8 @@ pub fn start(asked: Option<i32>) -> Result<(), String> {
 
 /// Starts the thread that writes reports.
 fn spawn() -> Result<(), String> {
-    quiet_thread(THREAD, serve).map_err(|e| format!("no thread could be started ({e}), so no report on a signal"))
+    quiet_thread(THREAD, serve)
+        .map_err(|e| format!("no thread could be started ({e}), so no report on a signal"))
 }
 
 /// Starts a thread of ours, with every signal blocked in it.

@@ -8,6 +8,7 @@
 //! | [`assemble`] | the whole report |
 //! | [`json`], [`text`] | forms |
 //! | [`live`] | a run at this moment, in short |
+//! | [`diff`], [`merge`] | two reports compared; all ranks put together |
 //! | [`units`] | numbers as people read them |
 //! | [`write`](mod@write) | files |
 //!
@@ -16,8 +17,10 @@
 
 pub mod assemble;
 pub mod describe;
+pub mod diff;
 pub mod json;
 pub mod live;
+pub mod merge;
 pub mod model;
 pub mod text;
 pub mod units;

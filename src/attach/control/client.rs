@@ -46,10 +46,9 @@ impl fmt::Display for Refused {
             Refused::Foreign(pid, uid) => {
                 write!(f, "process {pid} belongs to another user ({uid}); ask as that user, or as root")
             }
-            Refused::Without(pid) => write!(
-                f,
-                "process {pid} does not run under strandline; start it with: strandline run -- CMD"
-            ),
+            Refused::Without(pid) => {
+                write!(f, "process {pid} does not run under strandline; start it with: strandline run -- CMD")
+            }
             Refused::Asleep(pid) => write!(
                 f,
                 "libstrandline is in process {pid} but does not account there: torch is not imported yet, or it \
@@ -91,7 +90,8 @@ impl Process {
         let folder = PathBuf::from(format!("/proc/{pid}"));
         let uid = fs::metadata(&folder).map_err(|_| Refused::Dead(pid))?.uid();
         let status = fs::read_to_string(folder.join("status")).map_err(|_| Refused::Dead(pid))?;
-        let line = |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_default().trim();
+        let line =
+            |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_default().trim();
         if line("State:").starts_with(['Z', 'X']) {
             return Err(Refused::Dead(pid));
         }

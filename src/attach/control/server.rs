@@ -128,7 +128,8 @@ fn close_one_by_one() -> Result<(), String> {
             io::Error::last_os_error()
         ));
     }
-    let listed = fs::read_dir("/proc/thread-self/fd").map_err(|error| format!("/proc is needed ({error})"))?;
+    let listed =
+        fs::read_dir("/proc/thread-self/fd").map_err(|error| format!("/proc is needed ({error})"))?;
     let numbers: Vec<i32> = listed.flatten().filter_map(|e| e.file_name().to_str()?.parse().ok()).collect();
     for number in numbers {
         // SAFETY: in this thread's own table, where nothing of ours is open; the folder was just closed.
@@ -209,7 +210,8 @@ fn accept(listener: &UnixListener, connections: &mut Vec<Connection>) {
     while let Ok((stream, _)) = listener.accept() {
         // SAFETY: cannot fail.
         let me = unsafe { libc::geteuid() };
-        if !peer(&stream).is_ok_and(|who| who.uid == me || who.uid == 0) || stream.set_nonblocking(true).is_err()
+        if !peer(&stream).is_ok_and(|who| who.uid == me || who.uid == 0)
+            || stream.set_nonblocking(true).is_err()
         {
             continue;
         }
@@ -260,7 +262,9 @@ impl Connection {
             Err(error) if waits(&error) => {}
             Err(_) => self.open = false,
         }
-        while let Some(end) = self.input.iter().position(|byte| *byte == b'\n').filter(|_| self.output.is_empty()) {
+        while let Some(end) =
+            self.input.iter().position(|byte| *byte == b'\n').filter(|_| self.output.is_empty())
+        {
             let line: Vec<u8> = self.input.drain(..=end).collect();
             self.send(read_request(&line).and_then(perform));
         }
@@ -321,7 +325,9 @@ fn answer_of(ask: Ask) -> Result<Value, String> {
         Ask::Dump { folder } => {
             state.report_for(folder.as_deref()).map(|path| json!({"path": path.display().to_string()}))
         }
-        Ask::Live { sites, cells } => serde_json::to_value(state.live(sites.min(MOST_SITES), cells.min(MOST_CELLS)))
-            .map_err(|error| error.to_string()),
+        Ask::Live { sites, cells } => {
+            serde_json::to_value(state.live(sites.min(MOST_SITES), cells.min(MOST_CELLS)))
+                .map_err(|error| error.to_string())
+        }
     }
 }

@@ -16,7 +16,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Arguments of `strandline dump`.
 #[derive(Args)]
-#[command(after_help = "Prints the path of the report.json on stdout.\n\nExit codes: 0 written, 2 not (the reason is on stderr).")]
+#[command(
+    after_help = "Prints the path of the report.json on stdout.\n\nExit codes: 0 written, 2 not (the reason is on stderr)."
+)]
 pub struct Dump {
     /// The job's process
     #[arg(value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
@@ -32,7 +34,8 @@ pub struct Dump {
 impl Dump {
     /// Asks, waits, prints the path.
     pub fn run(self) -> Result<ExitCode, String> {
-        let out = self.out.as_deref().map(std::path::absolute).transpose().map_err(|e| format!("--out: {e}"))?;
+        let out =
+            self.out.as_deref().map(std::path::absolute).transpose().map_err(|e| format!("--out: {e}"))?;
         let process = Process::look(self.pid).map_err(|refused| refused.to_string())?;
         let path = if self.signal {
             by_signal(&process, out.as_deref())?
@@ -50,7 +53,9 @@ impl Dump {
 
 fn by_socket(mut client: Client, process: &Process, out: Option<&Path>) -> Result<PathBuf, String> {
     if out.is_some_and(|out| out.to_str().is_none()) {
-        return Err("--out is not UTF-8, which the control socket cannot carry; choose another name".to_owned());
+        return Err(
+            "--out is not UTF-8, which the control socket cannot carry; choose another name".to_owned()
+        );
     }
     let ask = Ask::Dump { folder: out.map(Path::to_owned) };
     let answer = client.ask(&ask, PATIENCE).map_err(|refused| refused.to_string())?;
