@@ -6,6 +6,7 @@ mod check_forms;
 mod check_rules;
 mod demo;
 mod diff;
+mod doctor;
 mod dump;
 mod files;
 mod merge;
@@ -13,6 +14,9 @@ mod paths;
 mod replay;
 mod report;
 mod run;
+mod top;
+mod top_draw;
+mod top_model;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -55,12 +59,16 @@ enum Verb {
     Report(report::Report),
     /// Have a running job write its report now
     Dump(dump::Dump),
+    /// Watch a running job in the terminal
+    Top(top::Top),
     /// Compare two reports: what grew, by site
     Diff(diff::Diff),
     /// Put the reports of all ranks together: totals, skew, common findings once
     Merge(merge::Merge),
     /// The gate for CI: exit 3 if a run grew by more than is allowed
     Check(check::Check),
+    /// Say what would work here, and what to do about what would not
+    Doctor(doctor::Doctor),
 }
 
 fn main() -> ExitCode {
@@ -71,9 +79,11 @@ fn main() -> ExitCode {
         Verb::Replay(replay) => replay.run(),
         Verb::Report(report) => report.run(),
         Verb::Dump(dump) => dump.run(),
+        Verb::Top(top) => top.run(),
         Verb::Diff(diff) => diff.run(),
         Verb::Merge(merge) => merge.run(),
         Verb::Check(check) => check.run(),
+        Verb::Doctor(doctor) => doctor.run(),
     };
     done.unwrap_or_else(|error| {
         eprintln!("strandline: {error}");
