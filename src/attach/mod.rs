@@ -24,6 +24,7 @@ pub mod abi;
 pub mod control;
 pub mod fork;
 pub mod gpu;
+pub mod history;
 pub mod launch;
 pub mod options;
 pub mod outcome;
