@@ -132,6 +132,34 @@ def test_marked_tests_are_measured(run, tmp_path):
     assert (tmp_path / "strandline-out" / "pytest").is_dir()
 
 
+def test_the_holder_is_named(run, tmp_path):
+    done, results = run(
+        """
+        import pytest, torch
+
+        class Trainer:
+            def __init__(self):
+                self.net = torch.nn.Linear(64, 64)
+                self.total = 0
+
+            def step(self):
+                loss = self.net(torch.randn(256, 64)).pow(2).mean()
+                loss.backward(retain_graph=True)
+                self.total += loss
+
+        trainer = Trainer()
+
+        @pytest.mark.strandline(steps=25)
+        def test_step():
+            trainer.step()
+        """,
+        "--strandline",
+    )
+    assert results == {"test_step": "FAILED"}
+    for part in ("global trainer.total", "self.total += loss", "kept alive at", "self.total += loss.item()"):
+        assert part in done.stdout, done.stdout
+
+
 def test_without_the_library_marked_tests_are_skipped(run):
     done, results = run(SUITE)
     assert results["test_unmarked"] == "PASSED"

@@ -116,7 +116,8 @@ def pytest_runtest_setup(item: Any) -> None:
         _fail(
             "strandline calls a test again and again, which it cannot do with a coroutine; use strandline_steps"
         )
-    _require(item.config)
+    if not _asked(item.config, "strandline_strict"):
+        _require(item.config)  # else the test fails when it is called, which pytest tells from an error
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -266,22 +267,23 @@ class _Steps:
 
         level = _gauge()
         levels: List[int] = []
-        gc.collect()
-        thaw = gc.get_freeze_count() == 0
-        if thaw:
-            gc.freeze()  # what is alive already is not looked at again each time
+        cold = gc.get_freeze_count() == 0  # a program that freezes objects itself is left alone
         try:
             for n in range(self.asked.warmup + self.asked.steps):
                 if n == self.asked.warmup:
                     gc.collect()
                     levels.append(level())
+                if cold:
+                    gc.freeze()  # collecting then looks at what the step made only
                 yield n
                 gc.collect()
+                if cold:
+                    gc.unfreeze()  # a holder is not found among what is frozen
                 strandline.step()
                 if n >= self.asked.warmup:
                     levels.append(level())
         finally:
-            if thaw:
+            if cold:
                 gc.unfreeze()
         self.ended = True
         growth = growth_of(levels)
@@ -333,12 +335,18 @@ def _message(growth: float, levels: List[int], asked: Limit) -> str:
     for finding in report.get("findings", []):
         if finding.get("last_step", 0) >= since:
             lines += _finding(finding)
-    left = [(_left(site, since), site) for site in report.get("sites", [])]
-    left = [(sums, site) for sums, site in left if sums[0] > 0]
-    for (size, blocks), site in sorted(left, key=lambda one: -one[0][0])[:5]:
+    left: Dict[str, List[int]] = {}
+    for site in report.get("sites", []):
         at = site.get("allocated_at") or next(iter(site.get("stack", [])), None)
         place = f"{at['file']}:{at['line']} in {at['function']}" if at else "an unknown place"
-        lines.append(f"  left behind   {_size(size)} in {blocks} blocks, allocated at {place}")
+        total = left.setdefault(place, [0, 0])
+        for born in site.get("generations", []):
+            if born["first"] >= since:
+                total[0] += born["bytes"]
+                total[1] += born["blocks"]
+    for place, (size, blocks) in sorted(left.items(), key=lambda one: -one[1][0])[:5]:
+        if size > 0:
+            lines.append(f"  left behind   {_size(size)} in {blocks} blocks, allocated at {place}")
     return "\n".join(lines)
 
 
@@ -352,12 +360,6 @@ def _finding(finding: Dict[str, Any]) -> List[str]:
     if finding.get("fix"):
         lines.append(f"  fix           {finding['fix']}")
     return lines
-
-
-def _left(site: Dict[str, Any], since: int) -> Any:
-    """Bytes and blocks of a site that were born in the measured steps and are alive."""
-    born = [one for one in site.get("generations", []) if one["first"] >= since]
-    return sum(one["bytes"] for one in born), sum(one["blocks"] for one in born)
 
 
 def _report() -> Dict[str, Any]:
