@@ -10,7 +10,8 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::symbols::Marker;
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{
-    Axis, Block, Borders, Cell, Chart, Clear, Dataset, GraphType, Paragraph, Row, Table, TableState,
+    Axis, Block, Borders, Cell, Chart, Clear, Dataset, GraphType, LegendPosition, Paragraph, Row, Table,
+    TableState,
 };
 use strandline::report::live::{Live, LiveDevice};
 use strandline::report::units;
@@ -175,7 +176,13 @@ fn draw_curves(frame: &mut Frame, area: Rect, app: &App, look: Look) {
         line("reserved", &reserved, Color::Yellow, marker),
         line("allocated", &allocated, Color::Cyan, Marker::Braille),
     ];
-    frame.render_widget(Chart::new(sets).x_axis(x).y_axis(y), area);
+    let chart = Chart::new(sets)
+        .x_axis(x)
+        .y_axis(y)
+        // What matters of the curves is at their right end.
+        .legend_position(Some(LegendPosition::TopLeft))
+        .hidden_legend_constraints((Constraint::Percentage(50), Constraint::Percentage(60)));
+    frame.render_widget(chart, area);
 }
 
 fn draw_map(frame: &mut Frame, area: Rect, device: &LiveDevice, look: Look) {
@@ -344,6 +351,8 @@ mod tests {
             "per-iteration +4.0 KiB/step  at train.py:2  held by train.py: global kept > [119]",
             "train.py:9  kept.append(loss)  fix: append a number",
             "live▾",
+            "│reserved ",
+            "│allocated│",
             "model.py:1 in forward",
             "+4.0 KiB",
             "q quit",
