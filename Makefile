@@ -19,7 +19,7 @@ lint: build
 	$(CARGO) clippy --locked --all-targets -- -D warnings
 	$(CC) -std=c11 -fsyntax-only -Wall -Wextra -Wpedantic -Werror -x c include/strandline.h
 	$(CXX) -std=c++17 -fsyntax-only -Wall -Wextra -Werror cuda/*.cpp
-	@venv=$$(scripts/venv.sh) && "$$venv/bin/ruff" check python tests benches && "$$venv/bin/ruff" format --check python tests benches
+	@venv=$$(scripts/venv.sh) && "$$venv/bin/ruff" check python scripts tests benches && "$$venv/bin/ruff" format --check python scripts tests benches
 
 # STRANDLINE_REQUIRE_TORCH: a test that needs torch fails where there is none, instead of being skipped.
 test-rust: build

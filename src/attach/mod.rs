@@ -12,6 +12,7 @@
 //! | [`outcome`] | what is told and written: new findings, reports, the end of the run |
 //! | [`abi`] | the C ABI of `include/strandline.h` |
 //! | [`torch`] | what torch asks of its CUDA allocator |
+//! | [`control`] | the socket by which a running job is asked and watched |
 //! | [`signal`] | reports on a signal, and before a terminating one |
 //! | [`fork`] | forked children stay inert |
 //! | [`launch`] | passing signals on from `strandline run` |
@@ -20,6 +21,7 @@
 //! output, result or exit code.
 
 pub mod abi;
+pub mod control;
 pub mod fork;
 pub mod gpu;
 pub mod history;

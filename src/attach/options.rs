@@ -52,6 +52,8 @@ pub struct Options {
     pub focus: Option<String>,
     /// Metrics for a scraper (`STRANDLINE_CONF=openmetrics:FILE`), rewritten as the job goes on.
     pub openmetrics: Option<PathBuf>,
+    /// Whether a control socket is opened (not with `STRANDLINE_CONTROL=off`).
+    pub control: bool,
 }
 
 impl Options {
@@ -67,6 +69,7 @@ impl Options {
             out: get("STRANDLINE_OUT").filter(|v| !v.is_empty()).map(PathBuf::from),
             quiet: text("STRANDLINE_QUIET").is_some_and(|v| v != "0"),
             openmetrics: conf(&text("STRANDLINE_CONF").unwrap_or_default(), "openmetrics").map(PathBuf::from),
+            control: text("STRANDLINE_CONTROL").is_none_or(|v| v != "0" && v != "off"),
             ..Options::default()
         };
         if let Some(every) = text("STRANDLINE_EVERY") {

@@ -151,11 +151,24 @@ impl State {
         self.write(Reason::Asked, folder).1
     }
 
+    /// Writes the report now for one who waits for the answer: its file, or why there is none.
+    pub(super) fn report_for(&self, folder: Option<&Path>) -> Result<PathBuf, String> {
+        if self.outcome.finished.load(Ordering::SeqCst) {
+            return Err(format!(
+                "the run is over; its report: {}",
+                self.outcome.folder.join("report.json").display()
+            ));
+        }
+        let (_, written) = self.put(Reason::Asked, folder);
+        written.map_err(|error| error.to_string())
+    }
+
     /// The end of the run: judges what waits, writes the last report, says where it is. Once.
     pub fn finish(&self) -> bool {
         if self.outcome.finished.swap(true, Ordering::SeqCst) {
             return true;
         }
+        super::control::server::stop();
         self.judge.lock().finish();
         self.tell_news();
         let steps = self.judge.lock().steps();
@@ -224,14 +237,7 @@ impl State {
 
     /// Puts the report together and writes it. Returns it, and whether it was written (said once if not).
     fn write(&self, why: Reason, folder: Option<&Path>) -> (report::Report, bool) {
-        let _one_at_a_time = self.outcome.writing.lock();
-        let report = self.assemble(why);
-        let folder = folder.unwrap_or(&self.outcome.folder);
-        let json = report::json::to_string(&report);
-        let text = report::text::report(&report, report::text::Colour::Never);
-        let written = report::write::file(folder, "report.json", json.as_bytes())
-            .and_then(|_| report::write::file(folder, "report.txt", text.as_bytes()))
-            .and_then(|_| report::write::file(folder, "report.html", report::html::page(&report).as_bytes()));
+        let (report, written) = self.put(why, folder);
         if let Err(error) = &written {
             say_once(&self.outcome.cannot, format_args!("{error}"));
         }
@@ -272,7 +278,27 @@ impl State {
         }
     }
 
-    fn assemble(&self, why: Reason) -> report::Report {
+    /// As `write`, but says nothing. Returns the path of the JSON.
+    fn put(
+        &self,
+        why: Reason,
+        folder: Option<&Path>,
+    ) -> (report::Report, Result<PathBuf, report::write::NotWritten>) {
+        let _one_at_a_time = self.outcome.writing.lock();
+        let report = self.assemble(why);
+        let folder = folder.unwrap_or(&self.outcome.folder);
+        let json = report::json::to_string(&report);
+        let text = report::text::report(&report, report::text::Colour::Never);
+        let written = report::write::file(folder, "report.json", json.as_bytes())
+            .and_then(|path| report::write::file(folder, "report.txt", text.as_bytes()).map(|_| path))
+            .and_then(|path| {
+                report::write::file(folder, "report.html", report::html::page(&report).as_bytes())
+                    .map(|_| path)
+            });
+        (report, written)
+    }
+
+    pub(super) fn assemble(&self, why: Reason) -> report::Report {
         let wanted = |device| self.judge.lock().wanted(device);
         let epochs = self.clock.epoch_starts();
         let mut parts = Vec::new();

@@ -14,7 +14,7 @@ use super::options::{self, Mode, Options};
 use super::outcome::{self, Outcome};
 use super::served::Served;
 use super::watched::Watched;
-use super::{fork, python_boot, say, say_once, signal};
+use super::{control, fork, python_boot, say, say_once, signal};
 use crate::driver::Stream;
 use crate::driver::host::HostDriver;
 use crate::heap::{AddressSpace, Config, Heap, HeapError};
@@ -150,7 +150,7 @@ pub fn start(mode: i32, told: Option<&str>) -> Result<(), NotStarted> {
     {
         say(format_args!("no Python stacks: {reason}"));
     }
-    let asked = options.signal;
+    let (asked, listens) = (options.signal, options.control);
     // Both are leaked: frees may come after every destructor.
     let clock: &'static Clock = Box::leak(Box::new(Clock::new()));
     let gpus: Option<&'static Gpus> = (mode != Mode::Host).then(|| &*Box::leak(Box::new(Gpus::new(clock))));
@@ -180,8 +180,10 @@ pub fn start(mode: i32, told: Option<&str>) -> Result<(), NotStarted> {
     if let Some(gpus) = gpus {
         super::torch::install(gpus);
     }
-    if let Err(reason) = signal::start(asked) {
-        say(format_args!("{reason}"));
+    match signal::start(asked) {
+        Err(reason) => say(format_args!("{reason}")),
+        Ok(()) if listens => control::server::start(),
+        Ok(()) => {}
     }
     Ok(())
 }

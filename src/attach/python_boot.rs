@@ -109,5 +109,6 @@ mod tests {
     fn the_package_is_embedded() {
         assert!(source("").is_some_and(|s| !s.is_empty()));
         assert!(source("no_such_module").is_none());
+        assert!(source("pytest_plugin").is_none());
     }
 }

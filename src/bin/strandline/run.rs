@@ -36,7 +36,7 @@ pub struct Run {
     #[arg(long)]
     pub fail_on_leak: bool,
     /// Write the report every N steps as well
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub every: Option<u32>,
     /// Show only findings and sites with a frame of this library or package on their stack
     #[arg(long, value_name = "LIB")]
