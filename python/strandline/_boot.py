@@ -18,6 +18,7 @@ from ._clock import Clock
 _clock: Optional[Clock] = None
 _library_in_use: Any = None
 _hooked = False
+_gpu_taken = False
 
 
 def start(
@@ -28,21 +29,28 @@ def start(
     A mode that the library already is in is left alone ("auto" then changes nothing). Returns whether
     accounting is on.
     """
-    global _clock, _library_in_use
+    global _clock, _gpu_taken, _library_in_use
     try:
         library = library or _library.load()
         if library is None:
             return False
         if options is None and _is_worker():
             return _when_it_trains(mode)
-        if library.mode() <= 0:
+        number = library.mode()
+        heap, observer = _library.MODES["heap"], _library.MODES["observer"]
+        if number <= 0:
             number = _mode(mode)
             code = library.start(number, {"library_roots": _library_roots(), **(options or {})})
             if code < 0:
                 sys.stderr.write(f"strandline: cannot start in mode {mode}: error {code}\n")
                 return False
-            if number in (_library.MODES["heap"], _library.MODES["observer"]):
-                _take_gpu(library, number)
+        elif number == observer and not _gpu_taken and "torch" in sys.modules and _mode(mode) == heap:
+            # CUDA's own functions were followed before torch came; its heap can still be ours if they gave nothing.
+            if library.start(heap, None) >= 0:
+                number = heap
+        if number in (heap, observer) and not _gpu_taken and "torch" in sys.modules:
+            _gpu_taken = True
+            _take_gpu(library, number)
         if _clock is None:
             from ._explain import Explainer
 

@@ -4,7 +4,7 @@
 //! the header; the assignments at the end of this file fail to compile when a definition here differs.
 
 use super::process::{self, State};
-use super::{python_boot, say_once};
+use super::{c_allocator, cuda_api, python_boot, say_once};
 use std::ffi::{CStr, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicBool;
@@ -34,12 +34,29 @@ pub(super) fn guarded<T>(fault: T, f: impl FnOnce() -> T) -> T {
 }
 
 fn active(f: impl FnOnce(&'static State) -> c_int) -> c_int {
-    guarded(STRANDLINE_EINTERNAL, || process::state().map_or(STRANDLINE_EINACTIVE, f))
+    let code = guarded(STRANDLINE_EINTERNAL, || process::state().map_or(STRANDLINE_EINACTIVE, f));
+    if code < 0 {
+        c_allocator::keep(why(code).into());
+    }
+    code
+}
+
+/// A code in words, where nothing more is known.
+fn why(code: c_int) -> &'static str {
+    match code {
+        STRANDLINE_EINVAL => "An argument is not what the function takes.",
+        STRANDLINE_EINACTIVE => {
+            "strandline is not active in this process; call strandline_open or strandline_start first."
+        }
+        STRANDLINE_ENOENT => "There is no such thing.",
+        STRANDLINE_EIO => "A file could not be written, for the reason on stderr.",
+        _ => "A fault of strandline's own; see stderr.",
+    }
 }
 
 /// # Safety
 /// `text` is null or a terminated string.
-unsafe fn text<'a>(text: *const c_char) -> Option<&'a str> {
+pub(super) unsafe fn text<'a>(text: *const c_char) -> Option<&'a str> {
     if text.is_null() {
         return None;
     }
@@ -51,7 +68,7 @@ unsafe fn text<'a>(text: *const c_char) -> Option<&'a str> {
 ///
 /// # Safety
 /// `buffer` has room for `size` bytes, or `size` is 0.
-unsafe fn fill(text: &str, buffer: *mut c_char, size: usize) -> usize {
+pub(super) unsafe fn fill(text: &str, buffer: *mut c_char, size: usize) -> usize {
     if size > 0 && !buffer.is_null() {
         let n = text.len().min(size - 1);
         // SAFETY: n + 1 <= size bytes are written.
@@ -83,10 +100,14 @@ pub extern "C" fn strandline_version() -> *const c_char {
 pub unsafe extern "C" fn strandline_start(mode: c_int, options: *const c_char) -> c_int {
     // SAFETY: the caller's contract.
     let options = unsafe { text(options) };
-    guarded(STRANDLINE_EINTERNAL, || match process::start(mode, options) {
+    let code = guarded(STRANDLINE_EINTERNAL, || match process::start(mode, options) {
         Ok(()) => 0,
         Err(_) => STRANDLINE_EINVAL,
-    })
+    });
+    if code < 0 {
+        c_allocator::keep(format!("Accounting did not begin in mode {mode}: see stderr, and strandline_mode()."));
+    }
+    code
 }
 
 /// See `strandline.h`.
@@ -98,6 +119,7 @@ pub extern "C" fn strandline_mode() -> c_int {
 /// See `strandline.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn strandline_step() -> c_int {
+    cuda_api::pulse::by_hand();
     active(|state| state.step() as c_int)
 }
 

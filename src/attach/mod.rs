@@ -11,6 +11,9 @@
 //! | [`watched`] | one device whose blocks torch's own allocator hands out |
 //! | [`outcome`] | what is told and written: new findings, reports, the end of the run |
 //! | [`abi`] | the C ABI of `include/strandline.h` |
+//! | [`c_allocator`] | the C ABI's allocator |
+//! | [`cuda_api`] | the allocation functions of CUDA, in programs that know nothing of strandline |
+//! | [`foreign`] | blocks that CUDA itself handed out |
 //! | [`torch`] | what torch asks of its CUDA allocator |
 //! | [`signal`] | reports on a signal, and before a terminating one |
 //! | [`fork`] | forked children stay inert |
@@ -20,6 +23,9 @@
 //! output, result or exit code.
 
 pub mod abi;
+pub mod c_allocator;
+pub mod cuda_api;
+pub mod foreign;
 pub mod fork;
 pub mod gpu;
 pub mod launch;

@@ -120,6 +120,11 @@ impl State {
         self.write(Reason::Asked, folder).1
     }
 
+    /// The findings of this moment as the report shows them, as a JSON array.
+    pub fn findings(&self) -> Option<String> {
+        serde_json::to_string(&self.assemble(Reason::Asked).findings).ok()
+    }
+
     /// The end of the run: judges what waits, writes the last report, says where it is. Once.
     pub fn finish(&self) -> bool {
         if self.outcome.finished.swap(true, Ordering::SeqCst) {

@@ -24,11 +24,15 @@ use parking_lot::Mutex;
 use serde::Deserialize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 use std::time::Instant;
 
 /// The number of the host among the devices.
 pub const HOST: i32 = -1;
+/// The number of pinned host memory (`cudaHostAlloc`) among the devices.
+pub const PINNED: i32 = -2;
+/// The number of managed memory (`cudaMallocManaged`) among the devices.
+pub const MANAGED: i32 = -3;
 
 static STATE: AtomicPtr<State> = AtomicPtr::new(std::ptr::null_mut());
 /// Set in forked children, and after a fault of our own: nothing is served any more.
@@ -92,6 +96,10 @@ pub fn is_detached() -> bool {
 pub fn start(mode: i32, told: Option<&str>) -> Result<(), NotStarted> {
     let Some(mode) = Mode::from_abi(mode) else { return Err(NotStarted) };
     if let Some(state) = state() {
+        // CUDA's own blocks were seen before torch came: its heap cannot take over devices that are watched.
+        if state.mode() == Mode::Observer && mode == Mode::Heap && !state.gpus.is_some_and(Gpus::watches) {
+            state.mode.store(mode as i32, Ordering::Relaxed);
+        }
         // Where torch will not swap its allocator, it can still be watched.
         if state.mode() == Mode::Heap && mode == Mode::Observer {
             state.mode.store(mode as i32, Ordering::Relaxed);
@@ -125,10 +133,12 @@ pub fn start(mode: i32, told: Option<&str>) -> Result<(), NotStarted> {
         native_without_python: mode == Mode::Host,
         ..stacks::Options::default()
     };
-    if let Err(reason) = stacks::start(stacks).python
-        && python_boot::symbol(c"Py_IsInitialized").is_some()
-    {
-        say(format_args!("no Python stacks: {reason}"));
+    if let Err(reason) = stacks::start(stacks).python {
+        if python_boot::gil_is_held() {
+            say(format_args!("no Python stacks: {reason}"));
+        } else if python_boot::symbol(c"Py_IsInitialized").is_some() {
+            LOOKS_LEFT.store(LOOKS, Ordering::Relaxed);
+        }
     }
     let asked = options.signal;
     // Both are leaked: frees may come after every destructor.
@@ -162,6 +172,22 @@ pub fn start(mode: i32, told: Option<&str>) -> Result<(), NotStarted> {
         say(format_args!("{reason}"));
     }
     Ok(())
+}
+
+/// How often Python is looked for after a start without the GIL (a library that allocates with it released).
+const LOOKS: u32 = 1000;
+static LOOKS_LEFT: AtomicU32 = AtomicU32::new(0);
+
+/// Looks for Python again where the start came without the GIL and this thread has it.
+#[inline]
+pub fn look_for_python_again() {
+    if LOOKS_LEFT.load(Ordering::Relaxed) == 0 || !python_boot::gil_is_held() {
+        return;
+    }
+    let left = LOOKS_LEFT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+    if left.is_ok() && stacks::start(stacks::Options::default()).python.is_ok() {
+        LOOKS_LEFT.store(0, Ordering::Relaxed);
+    }
 }
 
 fn serve_host() -> Result<Served<HostDriver>, NotStarted> {
@@ -237,6 +263,21 @@ pub fn report_on_request() {
     if let Some(state) = state() {
         state.report(None);
     }
+}
+
+/// Arranges that the report is written when the process exits: for programs without Python, whose exit
+/// handlers do it otherwise. What a destructor of the program frees after that is no news.
+pub fn report_at_exit() {
+    extern "C" fn at_exit() {
+        leaving();
+    }
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: the handler may run at any time, and the library stays mapped until the process ends.
+        if unsafe { libc::atexit(at_exit) } != 0 {
+            say(format_args!("no report will be written at the exit; call strandline_finish() for it"));
+        }
+    });
 }
 
 /// The process is about to leave without Python's exit handlers.

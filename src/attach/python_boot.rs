@@ -28,9 +28,19 @@ fn is_torch_extension(path: &[u8]) -> bool {
     name.starts_with(b"_C.") && folder.ends_with(b"torch/")
 }
 
+static TORCH: AtomicBool = AtomicBool::new(false);
+
+/// Whether torch was imported, or is just being imported.
+pub(super) fn torch_was_seen() -> bool {
+    TORCH.load(Ordering::Relaxed)
+}
+
 /// Called with each path given to `dlopen`.
 pub(super) fn seen(path: &[u8]) {
     static BEGUN: AtomicBool = AtomicBool::new(false);
+    if is_torch_extension(path) {
+        TORCH.store(true, Ordering::Relaxed);
+    }
     if !is_torch_extension(path) || BEGUN.load(Ordering::Relaxed) || !first_copy() {
         return;
     }
@@ -40,6 +50,19 @@ pub(super) fn seen(path: &[u8]) {
     }
     if !BEGUN.swap(true, Ordering::SeqCst) {
         let _ = std::panic::catch_unwind(run);
+    }
+}
+
+/// Whether Python runs in this process and this thread holds its lock.
+pub(super) fn gil_is_held() -> bool {
+    let (Some(initialized), Some(gil)) = (symbol(c"Py_IsInitialized"), symbol(c"PyGILState_Check")) else {
+        return false;
+    };
+    // SAFETY: the documented signatures of these two functions of CPython's C API, which may be called at any
+    // time; the second only once Python is initialised.
+    unsafe {
+        std::mem::transmute::<*mut c_void, extern "C" fn() -> c_int>(initialized)() != 0
+            && std::mem::transmute::<*mut c_void, extern "C" fn() -> c_int>(gil)() == 1
     }
 }
 

@@ -6,6 +6,7 @@
 
 pub mod cuda;
 pub mod host;
+pub mod loader;
 
 use std::fmt;
 

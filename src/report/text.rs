@@ -136,7 +136,8 @@ pub(super) fn base(file: &str) -> &str {
 }
 
 fn short(frame: &Frame) -> String {
-    format!("{}:{}", base(&frame.file), frame.line)
+    // A native frame has a file, the shared object, and no line.
+    if frame.line == 0 { base(&frame.file).to_owned() } else { format!("{}:{}", base(&frame.file), frame.line) }
 }
 
 /// "train.py:42 in train_step > model.py:17 in forward": the user's frames, the innermost last.
@@ -216,7 +217,12 @@ fn memory(out: &mut String, report: &Report, colour: Colour) {
         heads[0], heads[1], heads[2], heads[3], heads[4], heads[5]
     );
     for device in &report.devices {
-        let name = if device.device < 0 { "host".to_owned() } else { device.device.to_string() };
+        let name = match device.device {
+            -3 => "managed".to_owned(),
+            -2 => "pinned".to_owned(),
+            ..0 => "host".to_owned(),
+            number => number.to_string(),
+        };
         let last = device.series.last().copied().unwrap_or_default();
         let allocated = if device.series.is_empty() { device.live_bytes } else { last.allocated };
         let _ = writeln!(

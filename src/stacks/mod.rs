@@ -279,7 +279,9 @@ fn frame(rule: &user::Rule, place: Place) -> Frame {
         }
         Place::Native { address } => {
             let native_symbols::Symbol { file, function } = native_symbols::symbol(address);
-            Frame { file, line: 0, function, kind: Kind::Native, user: false }
+            // Where Python is, the user's lines are Python's.
+            let user = PYTHON.get().is_none() && user::is_user_native(&file, &function);
+            Frame { file, line: 0, function, kind: Kind::Native, user }
         }
         Place::Cut => Frame {
             file: "<strandline>".into(),
