@@ -190,6 +190,12 @@ int strandline_reset_peaks(int device);
  * not open. */
 size_t strandline_stats(int device, char *buffer, size_t size);
 
+/* The shape of functions that CuPy's CFunctionAllocator takes; `stream` is its `param`: the stream that the
+ * blocks are for. As strandline_malloc and strandline_free, but NULL on failure; the device must be open. Their
+ * caller must check for NULL (CuPy does not): examples/frameworks/cupy_allocator.py. */
+void *strandline_cupy_malloc(void *stream, size_t size, int device);
+void strandline_cupy_free(void *stream, void *block, int device);
+
 /* ---- explanations -------------------------------------------------------------------------------------- */
 
 /* Sites whose blocks accumulate and which nobody has explained yet, as a JSON array:

@@ -55,11 +55,15 @@ def test_a_leaking_loop_is_found_with_its_function(tmp_path, language):
     assert (finding["live_blocks"], finding["bytes_per_step"]) == (60, 256 << 10)
     functions = [frame["function"] for frame in finding["stack"]]
     assert functions[:4] == ["take", "make_result", "step", "main"]
-    assert finding["allocated_at"]["function"] == "take"
+    at = finding["allocated_at"]
+    source = (ROOT / "examples/c/leak.c").read_text().splitlines()
+    assert at["function"] == "take" and at["file"].endswith("examples/c/leak.c")
+    assert "strandline_malloc(" in source[at["line"] - 1]
     assert all(frame["user"] for frame in finding["stack"][:4])
     assert not any("strandline" in function for function in functions)
     # Said while it ran, and where the report is.
     assert "LEAK  per-iteration  +256.0 KiB/step" in done.stderr
+    assert "leak.c:35 in make_result > leak.c:" in done.stderr and "Python" not in done.stderr
     assert "report.json" in done.stderr
 
 
@@ -94,7 +98,11 @@ def test_installed_and_built_through_pkg_config(tmp_path):
     assert "prefix=/usr/special\n" in (staged / "lib/pkgconfig/strandline.pc").read_text()
     env = {**os.environ, "PKG_CONFIG_PATH": str(prefix / "lib/pkgconfig")}
     asked = subprocess.run(
-        ["pkg-config", "--cflags", "--libs", "strandline"], env=env, capture_output=True, text=True, check=True
+        ["pkg-config", "--cflags", "--libs", "strandline"],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     version = subprocess.run(
         ["pkg-config", "--modversion", "strandline"], env=env, capture_output=True, text=True, check=True
@@ -112,7 +120,9 @@ def test_installed_and_built_through_pkg_config(tmp_path):
 
 
 def macro_version() -> str:
-    parts = (re.search(rf"STRANDLINE_VERSION_{part} (\d+)", HEADER)[1] for part in ("MAJOR", "MINOR", "PATCH"))
+    parts = (
+        re.search(rf"STRANDLINE_VERSION_{part} (\d+)", HEADER)[1] for part in ("MAJOR", "MINOR", "PATCH")
+    )
     return ".".join(parts)
 
 
@@ -131,11 +141,17 @@ def test_the_versions_agree():
 
 def test_every_declared_function_is_exported_and_every_public_one_declared():
     declared = set(re.findall(r"\b(strandline_\w+)\(", re.sub(r"/\*.*?\*/", "", HEADER, flags=re.S)))
-    listed = subprocess.run(["nm", "-D", "--defined-only", LIBRARY], capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        ["nm", "-D", "--defined-only", LIBRARY], capture_output=True, text=True, check=True
+    )
     exported = {line.split()[-1] for line in listed.stdout.splitlines()}
     assert declared <= exported, declared - exported
     public = {name for name in exported if name.startswith("strandline_")}
-    undeclared = {name for name in public - declared if not name.startswith(("strandline_torch_", "strandline_internal_"))}
+    undeclared = {
+        name
+        for name in public - declared
+        if not name.startswith(("strandline_torch_", "strandline_internal_"))
+    }
     assert not undeclared
 
 

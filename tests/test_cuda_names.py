@@ -108,7 +108,9 @@ def test_the_versions_are_the_headers_own():
 def test_each_is_exported():
     assert len(REPLACED) == 29
     library = COMMAND.parent / "libstrandline.so"
-    listed = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        ["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True
+    )
     exported = {line.split()[-1] for line in listed.stdout.splitlines()}
     assert REPLACED | {"dlsym"} <= exported
     foreign = {name for name in exported if re.match(r"cu(da)?[A-Z]", name)}

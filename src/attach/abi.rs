@@ -19,9 +19,27 @@ use bindings::{
     STRANDLINE_EINACTIVE, STRANDLINE_EINTERNAL, STRANDLINE_EINVAL, STRANDLINE_EIO, STRANDLINE_ENOENT,
 };
 
-/// Runs `f`; a panic becomes `fault`, said once.
+/// Puts the caller's errno back when it goes.
+pub(super) struct Errno(c_int);
+
+impl Errno {
+    pub(super) fn keep() -> Errno {
+        // SAFETY: the thread's own errno.
+        Errno(unsafe { *libc::__errno_location() })
+    }
+}
+
+impl Drop for Errno {
+    fn drop(&mut self) {
+        // SAFETY: the thread's own errno.
+        unsafe { *libc::__errno_location() = self.0 };
+    }
+}
+
+/// Runs `f`; a panic becomes `fault`, said once. The caller's errno is as it was.
 pub(super) fn guarded<T>(fault: T, f: impl FnOnce() -> T) -> T {
     static SAID: AtomicBool = AtomicBool::new(false);
+    let _errno = Errno::keep();
     catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
         let what = panic
             .downcast_ref::<String>()
@@ -105,7 +123,9 @@ pub unsafe extern "C" fn strandline_start(mode: c_int, options: *const c_char) -
         Err(_) => STRANDLINE_EINVAL,
     });
     if code < 0 {
-        c_allocator::keep(format!("Accounting did not begin in mode {mode}: see stderr, and strandline_mode()."));
+        c_allocator::keep(format!(
+            "Accounting did not begin in mode {mode}: see stderr, and strandline_mode()."
+        ));
     }
     code
 }

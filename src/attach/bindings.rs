@@ -141,6 +141,20 @@ unsafe extern "C" {
     ) -> usize;
 }
 unsafe extern "C" {
+    pub fn strandline_cupy_malloc(
+        stream: *mut ::std::os::raw::c_void,
+        size: usize,
+        device: ::std::os::raw::c_int,
+    ) -> *mut ::std::os::raw::c_void;
+}
+unsafe extern "C" {
+    pub fn strandline_cupy_free(
+        stream: *mut ::std::os::raw::c_void,
+        block: *mut ::std::os::raw::c_void,
+        device: ::std::os::raw::c_int,
+    );
+}
+unsafe extern "C" {
     pub fn strandline_candidates(buffer: *mut ::std::os::raw::c_char, size: usize) -> usize;
 }
 unsafe extern "C" {

@@ -5,8 +5,8 @@
 //! frames, else its native ones.
 
 use super::abi::bindings::{
-    self, STRANDLINE_EDRIVER, STRANDLINE_EINACTIVE, STRANDLINE_EINTERNAL, STRANDLINE_EINVAL, STRANDLINE_ENOENT,
-    STRANDLINE_ENOMEM, strandline_counters,
+    self, STRANDLINE_EDRIVER, STRANDLINE_EINACTIVE, STRANDLINE_EINTERNAL, STRANDLINE_EINVAL,
+    STRANDLINE_ENOENT, STRANDLINE_ENOMEM, strandline_counters,
 };
 use super::abi::{fill, guarded, text};
 use super::options::Mode;
@@ -166,7 +166,10 @@ fn open(device: c_int, options: Option<&str>) -> Outcome {
         return state().map(drop);
     }
     if device < HOST {
-        return failure(STRANDLINE_EINVAL, format!("{device} is no device: a CUDA ordinal, or -1 for the host."));
+        return failure(
+            STRANDLINE_EINVAL,
+            format!("{device} is no device: a CUDA ordinal, or -1 for the host."),
+        );
     }
     let mode = if device == HOST { Mode::Host } else { Mode::Heap };
     let before = process::state().map(State::mode);
@@ -174,7 +177,17 @@ fn open(device: c_int, options: Option<&str>) -> Outcome {
         if let (Some(before), true) = (before, before != Some(Mode::Observer) || device == HOST) {
             return failure(
                 STRANDLINE_EINVAL,
-                format!("A process accounts host memory or GPUs; this one is in mode {} already.", before.word()),
+                format!(
+                    "A process accounts host memory or GPUs; this one is in mode {} already.",
+                    before.word()
+                ),
+            );
+        }
+        if process::state().and_then(|state| state.gpus).is_some_and(super::gpu::Gpus::watches) {
+            return failure(
+                STRANDLINE_EINVAL,
+                "What others allocate on a GPU is watched in this process already: call strandline_open before the \
+                 first block of CUDA's own, or run the program with --mode heap.",
             );
         }
         if process::start(mode as i32, options).is_err() {
@@ -193,7 +206,10 @@ fn open(device: c_int, options: Option<&str>) -> Outcome {
     let count = crate::driver::cuda::CudaDriver::device_count()
         .map_err(|error| Failure(STRANDLINE_ENOENT, format!("No GPU can be used: {error}.")))?;
     if device >= count {
-        return failure(STRANDLINE_ENOENT, format!("There is no GPU {device}; this process may use {count}."));
+        return failure(
+            STRANDLINE_ENOENT,
+            format!("There is no GPU {device}; this process may use {count}."),
+        );
     }
     gpus.device(device)?;
     Ok(())
@@ -214,7 +230,14 @@ pub unsafe extern "C" fn strandline_malloc(
         if block.is_null() {
             return failure(STRANDLINE_EINVAL, "The place for the block's address is NULL.");
         }
-        let clock = state()?.clock;
+        let state = state()?;
+        let clock = state.clock;
+        if let (HOST, Some(guard), Some(host)) = (device, &state.guard, &state.host) {
+            let at = guard.malloc(state, host, size as u64, Stream(stream as u64))?;
+            // SAFETY: the caller's contract.
+            unsafe { *block = at as *mut c_void };
+            return Ok(());
+        }
         let at = with_device!(device, served => {
             Ok(served.malloc(size as u64, Stream(stream as u64), gpu::stack(), clock)?)
         })?;
@@ -233,7 +256,14 @@ pub unsafe extern "C" fn strandline_free(block: *mut c_void) -> c_int {
     if block.is_null() {
         return 0;
     }
-    answer(|| with_owner!(block, state, served => Ok(served.free(block as u64, state.clock).map(drop)?)))
+    answer(|| {
+        if let Some((guard, host)) = state().ok().and_then(|s| Some((s.guard.as_ref()?, s.host.as_ref()?)))
+            && AddressSpace::owns(block as u64)
+        {
+            return Ok(guard.free(state()?, host, block as u64)?);
+        }
+        with_owner!(block, state, served => Ok(served.free(block as u64, state.clock).map(drop)?))
+    })
 }
 
 /// See `strandline.h`.
@@ -265,8 +295,9 @@ pub unsafe extern "C" fn strandline_block_size(
         };
         // SAFETY: the caller's contract.
         unsafe {
-            put(requested, found.requested as usize);
-            put(rounded, found.size as usize);
+            let rear = process::state().and_then(|s| s.guard.as_ref()).map_or(0, |_| super::guard::REAR);
+            put(requested, found.requested.saturating_sub(rear) as usize);
+            put(rounded, found.size.saturating_sub(rear) as usize);
         }
         Ok(())
     })
@@ -346,7 +377,10 @@ pub unsafe extern "C" fn strandline_get_counters(
 ) -> c_int {
     answer(|| {
         if place.is_null() || size == 0 || !size.is_multiple_of(size_of::<u64>()) {
-            return failure(STRANDLINE_EINVAL, "There is no room for counters: pass sizeof(strandline_counters).");
+            return failure(
+                STRANDLINE_EINVAL,
+                "There is no room for counters: pass sizeof(strandline_counters).",
+            );
         }
         let counters = with_device!(device, served => Ok(counters(served)))?;
         let known = size.min(size_of::<strandline_counters>());
@@ -368,11 +402,12 @@ pub extern "C" fn strandline_reset_peaks(device: c_int) -> c_int {
 /// See `strandline.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn strandline_request_begin() -> c_int {
-    REQUESTS.try_with(|requests| {
-        requests.set(requests.get().saturating_add(1));
-        requests.get().min(c_int::MAX as u32) as c_int
-    })
-    .unwrap_or(1)
+    REQUESTS
+        .try_with(|requests| {
+            requests.set(requests.get().saturating_add(1));
+            requests.get().min(c_int::MAX as u32) as c_int
+        })
+        .unwrap_or(1)
 }
 
 /// See `strandline.h`.
@@ -411,6 +446,40 @@ pub unsafe extern "C" fn strandline_findings(buffer: *mut c_char, size: usize) -
     unsafe { fill(&json, buffer, size) }
 }
 
+/// See `strandline.h`.
+///
+/// # Safety
+/// None is needed; `extern "C"` as CuPy's `CFunctionAllocator` calls it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn strandline_cupy_malloc(
+    stream: *mut c_void,
+    size: usize,
+    device: c_int,
+) -> *mut c_void {
+    let mut block = std::ptr::null_mut();
+    // SAFETY: a place for one pointer.
+    match unsafe { strandline_malloc(device, size, stream, &raw mut block) } {
+        0 => block,
+        _ => std::ptr::null_mut(),
+    }
+}
+
+/// See `strandline.h`.
+///
+/// # Safety
+/// As for [`strandline_free`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn strandline_cupy_free(stream: *mut c_void, block: *mut c_void, _device: c_int) {
+    let _ = stream;
+    // SAFETY: the caller's contract.
+    let code = unsafe { strandline_free(block) };
+    if code != 0 && code != STRANDLINE_EINACTIVE {
+        guarded((), || {
+            super::say(format_args!("a block of CuPy's could not be taken back ({block:?}, {code})"))
+        });
+    }
+}
+
 /// The header and the definitions above cannot drift apart.
 const _: () = {
     use bindings as header;
@@ -420,8 +489,7 @@ const _: () = {
     let _ = [header::strandline_error as unsafe extern "C" fn(Text, usize) -> usize, strandline_error];
     let _ = [header::strandline_open as unsafe extern "C" fn(Int, *const c_char) -> Int, strandline_open];
     let _ = [
-        header::strandline_malloc
-            as unsafe extern "C" fn(Int, usize, *mut c_void, *mut *mut c_void) -> Int,
+        header::strandline_malloc as unsafe extern "C" fn(Int, usize, *mut c_void, *mut *mut c_void) -> Int,
         strandline_malloc,
     ];
     let _ = [header::strandline_free as unsafe extern "C" fn(*mut c_void) -> Int, strandline_free];
@@ -430,8 +498,7 @@ const _: () = {
         strandline_record_stream,
     ];
     let _ = [
-        header::strandline_block_size
-            as unsafe extern "C" fn(*const c_void, *mut usize, *mut usize) -> Int,
+        header::strandline_block_size as unsafe extern "C" fn(*const c_void, *mut usize, *mut usize) -> Int,
         strandline_block_size,
     ];
     let _ = [header::strandline_trim as unsafe extern "C" fn(Int) -> Int, strandline_trim];
@@ -441,12 +508,19 @@ const _: () = {
         strandline_memory_info,
     ];
     let _ = [
-        header::strandline_get_counters
-            as unsafe extern "C" fn(Int, *mut strandline_counters, usize) -> Int,
+        header::strandline_get_counters as unsafe extern "C" fn(Int, *mut strandline_counters, usize) -> Int,
         strandline_get_counters,
     ];
     let _ = [header::strandline_reset_peaks as unsafe extern "C" fn(Int) -> Int, strandline_reset_peaks];
     let _ = [header::strandline_request_begin as unsafe extern "C" fn() -> Int, strandline_request_begin];
     let _ = [header::strandline_request_end as unsafe extern "C" fn() -> Int, strandline_request_end];
+    let _ = [
+        header::strandline_cupy_malloc as unsafe extern "C" fn(*mut c_void, usize, Int) -> *mut c_void,
+        strandline_cupy_malloc,
+    ];
+    let _ = [
+        header::strandline_cupy_free as unsafe extern "C" fn(*mut c_void, *mut c_void, Int),
+        strandline_cupy_free,
+    ];
     let _ = [header::strandline_findings as unsafe extern "C" fn(Text, usize) -> usize, strandline_findings];
 };

@@ -141,8 +141,9 @@ fn begin() {
     }
 }
 
-/// Runs what is ours; a fault of ours ends the accounting, not the job.
+/// Runs what is ours; a fault of ours ends the accounting, not the job. The caller's errno is as it was.
 fn contained<T>(f: impl FnOnce() -> T) -> Option<T> {
+    let _errno = super::abi::Errno::keep();
     catch_unwind(AssertUnwindSafe(f)).map_err(|_| process::fault()).ok()
 }
 

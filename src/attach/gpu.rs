@@ -392,7 +392,8 @@ impl Service for Gpus {
         if alive().is_none() {
             return;
         }
-        let Some(place) = usize::try_from(device).ok().filter(|n| *n < DEVICES).and_then(|n| self.watched.get(n))
+        let Some(place) =
+            usize::try_from(device).ok().filter(|n| *n < DEVICES).and_then(|n| self.watched.get(n))
         else {
             return;
         };

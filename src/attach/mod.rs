@@ -9,6 +9,7 @@
 //! | [`served`] | one device: its heap and its ledger under one lock |
 //! | [`gpu`] | the GPUs: torch's questions answered from heaps and ledgers |
 //! | [`watched`] | one device whose blocks torch's own allocator hands out |
+//! | [`guard`] | overflows and uses of freed memory, where they are looked for |
 //! | [`outcome`] | what is told and written: new findings, reports, the end of the run |
 //! | [`abi`] | the C ABI of `include/strandline.h` |
 //! | [`c_allocator`] | the C ABI's allocator |
@@ -28,6 +29,7 @@ pub mod cuda_api;
 pub mod foreign;
 pub mod fork;
 pub mod gpu;
+pub mod guard;
 pub mod launch;
 pub mod options;
 pub mod outcome;

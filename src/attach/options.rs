@@ -43,6 +43,8 @@ pub struct Options {
     pub out: Option<PathBuf>,
     /// Nothing on stderr except what must be said (`STRANDLINE_QUIET=1`).
     pub quiet: bool,
+    /// Writes outside of live blocks are looked for (`STRANDLINE_GUARD=1`), in host memory.
+    pub guard: bool,
     /// A report every so many steps (`STRANDLINE_EVERY`), 0 for never.
     pub every: u32,
     /// The signal that asks for a report (`STRANDLINE_SIGNAL`): `Some(0)` for none, `None` for the default.
@@ -61,6 +63,7 @@ impl Options {
         let mut options = Options {
             out: get("STRANDLINE_OUT").filter(|v| !v.is_empty()).map(PathBuf::from),
             quiet: text("STRANDLINE_QUIET").is_some_and(|v| v != "0"),
+            guard: text("STRANDLINE_GUARD").is_some_and(|v| v != "0"),
             ..Options::default()
         };
         if let Some(every) = text("STRANDLINE_EVERY") {

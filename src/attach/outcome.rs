@@ -132,6 +132,9 @@ impl State {
         }
         self.judge.lock().finish();
         self.tell_news();
+        if let (Some(guard), Some(host)) = (&self.guard, &self.host) {
+            guard.look_at_all(host);
+        }
         let steps = self.judge.lock().steps();
         if !self.outcome.main && steps == 0 && self.blocks_served() < BLOCKS_WORTH_A_REPORT {
             return true;
@@ -198,8 +201,13 @@ impl State {
         let folder = folder.unwrap_or(&self.outcome.folder);
         let json = report::json::to_string(&report);
         let text = report::text::report(&report, report::text::Colour::Never);
+        let faults = self.guard.as_ref().and_then(super::guard::Guard::to_json);
         let written = report::write::file(folder, "report.json", json.as_bytes())
-            .and_then(|_| report::write::file(folder, "report.txt", text.as_bytes()));
+            .and_then(|_| report::write::file(folder, "report.txt", text.as_bytes()))
+            .and_then(|_| match faults {
+                Some(faults) => report::write::file(folder, "guard.json", faults.as_bytes()).map(drop),
+                None => Ok(()),
+            });
         if let Err(error) = &written {
             say_once(&self.outcome.cannot, format_args!("{error}"));
         }

@@ -10,6 +10,7 @@
 //! Callers may hold Python's GIL, or torch's allocator lock in observer mode: neither is ever taken here.
 
 use super::gpu::Gpus;
+use super::guard::Guard;
 use super::options::{self, Mode, Options};
 use super::outcome::{self, Outcome};
 use super::served::Served;
@@ -48,6 +49,8 @@ pub struct State {
     pub(super) clock: &'static Clock,
     pub(super) judge: Mutex<Judge>,
     pub(super) host: Option<Served<HostDriver>>,
+    /// Of the host's memory, where it was asked for.
+    pub(super) guard: Option<Guard>,
     pub(super) gpus: Option<&'static Gpus>,
     pub(super) outcome: Outcome,
     pub(super) began: Instant,
@@ -66,6 +69,7 @@ struct Told {
     out: Option<PathBuf>,
     quiet: Option<bool>,
     every: Option<u32>,
+    guard: Option<bool>,
     command: Option<Vec<String>>,
     library_roots: Vec<String>,
     user_roots: Vec<String>,
@@ -125,6 +129,10 @@ pub fn start(mode: i32, told: Option<&str>) -> Result<(), NotStarted> {
     options.out = told.out.or(options.out);
     options.quiet = told.quiet.unwrap_or(options.quiet);
     options.every = told.every.unwrap_or(options.every);
+    options.guard = told.guard.unwrap_or(options.guard);
+    if options.guard && mode != Mode::Host {
+        say(format_args!("guard mode is for host memory so far: it has no effect in mode {}", mode.word()));
+    }
     let host = if mode == Mode::Host { Some(serve_host()?) } else { None };
     let stacks = stacks::Options {
         library_roots: told.library_roots,
@@ -138,6 +146,7 @@ pub fn start(mode: i32, told: Option<&str>) -> Result<(), NotStarted> {
             say(format_args!("no Python stacks: {reason}"));
         } else if python_boot::symbol(c"Py_IsInitialized").is_some() {
             LOOKS_LEFT.store(LOOKS, Ordering::Relaxed);
+            python_boot::once_with_the_gil(look_for_python_again);
         }
     }
     let asked = options.signal;
@@ -147,6 +156,7 @@ pub fn start(mode: i32, told: Option<&str>) -> Result<(), NotStarted> {
     let state = Box::new(State {
         mode: AtomicI32::new(mode as i32),
         outcome: Outcome::new(&options),
+        guard: (options.guard && host.is_some()).then(Guard::default),
         options,
         command: told.command.unwrap_or_else(options::command_line),
         clock,
@@ -219,7 +229,10 @@ pub fn host_malloc(size: usize) -> Option<usize> {
     if size == 0 || size > isize::MAX as usize {
         return None;
     }
-    let served = contained(|| host.malloc(size as u64, Stream(0), stacks::capture(), state.clock));
+    let served = contained(|| match &state.guard {
+        None => host.malloc(size as u64, Stream(0), stacks::capture(), state.clock),
+        Some(guard) => guard.malloc(state, host, size as u64, Stream(0)),
+    });
     match served? {
         Ok(at) => Some(at as usize),
         // torch's own way fails with torch's own message, or succeeds where our limit is not its limit.
@@ -240,7 +253,11 @@ pub fn host_free(pointer: usize) -> bool {
     }
     let Some(state) = state() else { return true };
     let Some(host) = state.host.as_ref() else { return false };
-    if let Some(Err(error)) = contained(|| host.free(pointer as u64, state.clock)) {
+    let done = contained(|| match &state.guard {
+        None => host.free(pointer as u64, state.clock).map(drop),
+        Some(guard) => guard.free(state, host, pointer as u64),
+    });
+    if let Some(Err(error)) = done {
         super::fault_of_a_free(error);
     }
     true

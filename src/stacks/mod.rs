@@ -14,6 +14,7 @@
 mod intern;
 mod lines;
 mod native;
+mod native_lines;
 #[cfg(target_arch = "x86_64")]
 mod native_modules;
 mod native_symbols;
@@ -62,9 +63,9 @@ pub enum Kind {
 /// One frame of a stack, in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// As Python knows it; for a native frame the shared object.
+    /// As Python knows it; for a native frame the source file if that is known, else the shared object.
     pub file: Arc<str>,
-    /// 0 where it is not known (native frames).
+    /// 0 where it is not known.
     pub line: u32,
     /// Qualified from Python 3.11 on; for a native frame the demangled symbol.
     pub function: Arc<str>,
@@ -278,10 +279,12 @@ fn frame(rule: &user::Rule, place: Place) -> Frame {
             Frame { user: rule.is_user(&file), file, line, function, kind: Kind::Python }
         }
         Place::Native { address } => {
-            let native_symbols::Symbol { file, function } = native_symbols::symbol(address);
+            let native_symbols::Symbol { file, function, at } = native_symbols::symbol(address);
             // Where Python is, the user's lines are Python's.
             let user = PYTHON.get().is_none() && user::is_user_native(&file, &function);
-            Frame { file, line: 0, function, kind: Kind::Native, user }
+            let source = if user { native_lines::line(std::path::Path::new(&*file), at) } else { None };
+            let (file, line) = source.map_or((file, 0), |source| (source.file, source.line));
+            Frame { file, line, function, kind: Kind::Native, user }
         }
         Place::Cut => Frame {
             file: "<strandline>".into(),

@@ -52,14 +52,32 @@ impl Rule {
 
 /// Files whose functions are nobody's own: the loader, the C and C++ runtimes, CUDA's libraries, this one.
 const RUNTIMES: [&str; 11] = [
-    "ld-linux", "libc.so", "libc-", "libm.so", "libpthread", "libdl", "libstdc++", "libgcc_s", "libcu", "libnv",
+    "ld-linux",
+    "libc.so",
+    "libc-",
+    "libm.so",
+    "libpthread",
+    "libdl",
+    "libstdc++",
+    "libgcc_s",
+    "libcu",
+    "libnv",
     "libstrandline",
 ];
 const SYSTEM: [&str; 6] = ["/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/", "/usr/local/cuda", "/opt/cuda"];
 /// Functions that a program has from elsewhere: headers of templates, a cudart that is linked into it.
 const ELSEWHERE: [&str; 11] = [
-    "std::", "__gnu_cxx::", "thrust::", "cub::", "cuda::", "cudart::", "__cuda", "libcudart_static_", "_start",
-    "__libc_start", "strandline_",
+    "std::",
+    "__gnu_cxx::",
+    "thrust::",
+    "cub::",
+    "cuda::",
+    "cudart::",
+    "__cuda",
+    "libcudart_static_",
+    "_start",
+    "__libc_start",
+    "strandline_",
 ];
 
 /// Whether a native frame is the user's: in a program without Python.

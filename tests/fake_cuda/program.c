@@ -111,7 +111,8 @@ int main(int argc, char **argv) {
         printf("foreign %d\n", cudaFree((void *)0x1000));
         check(cudaMalloc(&at, 100), "cudaMalloc");
         printf("aligned %d\n", (int)((uintptr_t)at % 256));
-        printf("free %d, again %d\n", cudaFree(at), cudaFree(at));
+        printf("free %d\n", cudaFree(at));
+        printf("again %d\n", cudaFree(at));
         return 7;
     }
     if (is("threads")) {

@@ -138,9 +138,7 @@ unsafe fn second_version(
 ) -> c_int {
     let Some(real) = hook.real() else { return NOT_FOUND };
     // SAFETY: the real function's address; the caller's arguments.
-    let code = unsafe {
-        std::mem::transmute::<usize, V2>(real)(symbol, place, version, flags, status)
-    };
+    let code = unsafe { std::mem::transmute::<usize, V2>(real)(symbol, place, version, flags, status) };
     if code == SUCCESS {
         let per_thread = flags & PER_THREAD != 0 || std::ptr::eq(hook, &GET_PROC_ADDRESS_V2_PTSZ);
         // SAFETY: the caller's arguments, which the driver has accepted.

@@ -122,7 +122,12 @@ mod tests {
 
     fn steps(places: impl IntoIterator<Item = u32>) -> Vec<usize> {
         let (mut pulse, now) = (Pulse::new(), Instant::now());
-        places.into_iter().enumerate().filter(|(_, place)| pulse.beat(*place, now)).map(|(at, _)| at).collect()
+        places
+            .into_iter()
+            .enumerate()
+            .filter(|(_, place)| pulse.beat(*place, now))
+            .map(|(at, _)| at)
+            .collect()
     }
 
     #[test]

@@ -52,6 +52,7 @@ impl Demo {
             out: self.out,
             fail_on_leak: false,
             every: None,
+            guard: false,
             quiet: false,
             command: vec![python.into_os_string(), script.into_os_string()],
         }

@@ -38,6 +38,9 @@ pub struct Run {
     /// Write the report every N steps as well
     #[arg(long, value_name = "N")]
     pub every: Option<u32>,
+    /// Look for writes behind the end of blocks and to freed ones (host memory: --mode host)
+    #[arg(long)]
+    pub guard: bool,
     /// Say nothing on stderr; the report is written all the same
     #[arg(long)]
     pub quiet: bool,
@@ -61,6 +64,9 @@ impl Run {
         job.env("LD_PRELOAD", preload(&library)?).env("STRANDLINE_OUT", &out);
         let mode = self.mode.to_possible_value().map(|v| v.get_name().to_owned()).unwrap_or_default();
         job.env("STRANDLINE_MODE", mode);
+        if self.guard {
+            job.env("STRANDLINE_GUARD", "1");
+        }
         if self.quiet {
             job.env("STRANDLINE_QUIET", "1");
         }
