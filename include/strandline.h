@@ -89,8 +89,8 @@ int strandline_start(int mode, const char *options);
 int strandline_mode(void);
 
 /* A step ended. Returns how many candidates wait for an explanation (strandline_candidates), usually 0, or
- * STRANDLINE_EINACTIVE. A program without steps of its own need not call it if it serves requests (below) or
- * is preloaded: then steps are taken from the period of its allocations, or from the time. */
+ * STRANDLINE_EINACTIVE. A program that never calls it, nor tells of requests (below), has steps too: each round
+ * of the period of its allocations is one, or each second while they have no period. */
 int strandline_step(void);
 
 /* A new epoch began. Returns 0 or STRANDLINE_EINACTIVE. */
@@ -115,7 +115,7 @@ int strandline_report(const char *folder);
 size_t strandline_findings(char *buffer, size_t size);
 
 /* The run is over: judges what still waits, writes the last report and says where it is. Once; later calls
- * do nothing. In a program without Python that called strandline_open it is called by itself at the exit.
+ * do nothing. After strandline_open it is called by itself when the process exits.
  * Returns 0 or STRANDLINE_EIO. */
 int strandline_finish(void);
 

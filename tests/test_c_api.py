@@ -155,6 +155,39 @@ def test_every_declared_function_is_exported_and_every_public_one_declared():
     assert not undeclared
 
 
+UNTOLD = r"""
+#include "strandline.h"
+static void *make(size_t size) {
+    void *block = NULL;
+    strandline_malloc(STRANDLINE_HOST, size, NULL, &block);
+    return block;
+}
+static void work(void) { strandline_free(make(1 << 20)); }
+static void keep(void) { make(1 << 16); }
+int main(void) {
+    int i;
+    strandline_open(STRANDLINE_HOST, "{\"quiet\": true}");
+    for (i = 0; i < 100; i++) {
+        work();
+        keep();
+    }
+    return 0;
+}
+"""
+
+
+def test_a_program_that_tells_no_steps_has_some(tmp_path):
+    source = tmp_path / "untold.c"
+    source.write_text(UNTOLD)
+    done = run(tmp_path, compiled(tmp_path, source))
+    assert (done.returncode, done.stderr) == (0, "")
+    report = report_of(tmp_path)
+    assert report["run"]["steps"] > 50
+    (finding,) = report["findings"]
+    assert [frame["function"] for frame in finding["stack"][:3]] == ["make", "keep", "main"]
+    assert abs(finding["bytes_per_step"] - (1 << 16)) < 1 << 12
+
+
 CALLS = r"""
 #include <assert.h>
 #include <errno.h>

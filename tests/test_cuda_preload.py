@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pathlib
 import subprocess
+import sys
 
 import pytest
 from runner import COMMAND, ROOT, Runner
@@ -163,7 +164,7 @@ def test_what_the_heap_does_not_serve_is_in_the_same_ledger(tmp_path, programs):
 
 def test_a_program_that_touches_no_cuda(tmp_path, programs):
     done = followed(tmp_path, programs["static"], "empty")
-    assert done.out == "no CUDA: none\n"
+    assert done.out == "no CUDA: none\nno CUDA: an error\n"
     assert done.reports() == []
 
 
@@ -185,3 +186,36 @@ def test_out_of_memory_is_cuda_s_own(tmp_path, programs):
         ours = jobs.bare(*command(jobs, programs["static"], "device", mode=mode), env=env)
         assert (plain.code, plain.out) == (9, "cudaMalloc: 2\n")
         assert (ours.code, ours.out) == (9, "cudaMalloc: 2\n"), ours.err
+
+
+TORCH = """
+import torch, strandline
+kept = []
+for step in range(40):
+    scratch = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
+    kept.append(torch.empty(4096, dtype=torch.uint8, device="cuda"))
+    strandline.step()
+print(len(kept), torch.cuda.memory_allocated())
+"""
+
+
+@pytest.mark.parametrize("mode", ["observer", "heap"])
+def test_torch_s_own_memory_is_counted_once(tmp_path, programs, mode):
+    """torch asks cudaMalloc for segments and hands out blocks of them: only the blocks are counted."""
+    torch = pytest.importorskip("torch")
+    if not (torch.version.cuda or "").startswith("13"):
+        pytest.skip("the stand-in for torch's cudart is that of CUDA 13")
+    packages = pathlib.Path(torch.__file__).parent.parent
+    includes = [f"-I{packages / path}" for path in ("nvidia/cu13/include", "triton/backends/nvidia/include")]
+    cudart = tmp_path / "libfakecudart.so"
+    cc("-shared", "-fPIC", "-o", cudart, *includes, FAKES / "cudart.c", "-ldl")
+    jobs = Runner(tmp_path)
+    script = jobs.script(TORCH, "job.py")
+    env = {"LD_PRELOAD": str(cudart), "LD_LIBRARY_PATH": str(programs["shared"].parent.parent)}
+    done = jobs.bare(*command(jobs, sys.executable, script, mode=mode), env=env)
+    assert done.code == 0, done.err
+    assert done.out.startswith("40 "), done.err
+    (entry,) = done.report["devices"]
+    assert entry["device"] == 0 and done.report["run"]["mode"] == mode
+    assert entry["live_blocks"] in (40, 41)
+    assert entry["live_bytes"] == 40 * 4096 + (entry["live_blocks"] - 40) * (1 << 20)

@@ -165,7 +165,7 @@ def test_cpu_tensors(tmp_path):
     faults = {fault["what"]: fault for fault in json.loads(path.read_text())}
     assert set(faults) == {"overflow", "use-after-free"}
     assert faults["overflow"]["size"] == 4000 and faults["overflow"]["first"] == 4000
-    at = [frame for frame in faults["overflow"]["allocated"] if frame["user"]][0]
+    at = next(frame for frame in faults["overflow"]["allocated"] if frame["user"])
     assert at["function"] == "make" and at["file"].endswith("job.py")
     assert faults["use-after-free"]["first"] == 8
     assert any(frame["line"] == 13 for frame in faults["use-after-free"]["freed"])

@@ -13,7 +13,7 @@ use super::options::Mode;
 use super::process::{self, HOST, State};
 use super::served::Served;
 use super::torch::Refusal;
-use super::{cuda_api, gpu, python_boot};
+use super::{cuda_api, gpu};
 use crate::driver::{Driver, DriverError, Stream};
 use crate::heap::{AddressSpace, HeapError};
 use std::cell::{Cell, RefCell};
@@ -193,9 +193,8 @@ fn open(device: c_int, options: Option<&str>) -> Outcome {
         if process::start(mode as i32, options).is_err() {
             return failure(STRANDLINE_EINVAL, "Accounting could not begin, for the reason on stderr.");
         }
-        if python_boot::symbol(c"Py_IsInitialized").is_none() {
-            process::report_at_exit();
-        }
+        // Where Python's side runs, it has finished by then.
+        process::report_at_exit();
     }
     if device == HOST {
         return Ok(());
@@ -231,15 +230,16 @@ pub unsafe extern "C" fn strandline_malloc(
             return failure(STRANDLINE_EINVAL, "The place for the block's address is NULL.");
         }
         let state = state()?;
-        let clock = state.clock;
+        let (clock, stack) = (state.clock, gpu::stack());
+        cuda_api::pulse::before_a_block(state, stack);
         if let (HOST, Some(guard), Some(host)) = (device, &state.guard, &state.host) {
-            let at = guard.malloc(state, host, size as u64, Stream(stream as u64))?;
+            let at = guard.malloc(state, host, size as u64, Stream(stream as u64), stack)?;
             // SAFETY: the caller's contract.
             unsafe { *block = at as *mut c_void };
             return Ok(());
         }
         let at = with_device!(device, served => {
-            Ok(served.malloc(size as u64, Stream(stream as u64), gpu::stack(), clock)?)
+            Ok(served.malloc(size as u64, Stream(stream as u64), stack, clock)?)
         })?;
         // SAFETY: the caller's contract.
         unsafe { *block = at as *mut c_void };

@@ -147,16 +147,33 @@ fn contained<T>(f: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(f)).map_err(|_| process::fault()).ok()
 }
 
-/// CUDA handed out a block. One that is known already (the driver's function saw it before the runtime's) is
-/// not entered again.
-fn born(kind: Kind, at: Address, size: u64) {
+/// Which of CUDA's functions has handed out a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Seen {
+    /// The driver's: the block is new, whatever was at its address before (a reset context takes its blocks with it).
+    ByDriver,
+    /// The runtime's: mostly the driver's function has seen the block already.
+    ByRuntime,
+}
+
+/// CUDA handed out a block.
+fn born(seen: Seen, kind: Kind, at: Address, size: u64) {
     if at == 0 || size == 0 {
         return;
     }
     contained(|| {
         let Some((state, gpus)) = following() else { return };
-        if AddressSpace::owns(at) || gpus.notes_of(at).is_some() {
+        if AddressSpace::owns(at) {
             return;
+        }
+        match seen {
+            Seen::ByRuntime if gpus.notes_of(at).is_some() => return,
+            Seen::ByRuntime => {}
+            Seen::ByDriver => {
+                if let Some((gpus, gone)) = gpus.forget(at) {
+                    gpus.taken_back(at, gone);
+                }
+            }
         }
         let stack = super::gpu::stack();
         pulse::before_a_block(state, stack);

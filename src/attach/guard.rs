@@ -98,8 +98,8 @@ impl Guard {
         host: &Served<HostDriver>,
         size: u64,
         stream: Stream,
+        stack: StackId,
     ) -> Result<Address, HeapError> {
-        let stack = gpu::stack();
         let whole = size.checked_add(REAR).unwrap_or(u64::MAX);
         let at = {
             let mut books = host.lock();

@@ -231,7 +231,7 @@ pub fn host_malloc(size: usize) -> Option<usize> {
     }
     let served = contained(|| match &state.guard {
         None => host.malloc(size as u64, Stream(0), stacks::capture(), state.clock),
-        Some(guard) => guard.malloc(state, host, size as u64, Stream(0)),
+        Some(guard) => guard.malloc(state, host, size as u64, Stream(0), stacks::capture()),
     });
     match served? {
         Ok(at) => Some(at as usize),
@@ -282,8 +282,8 @@ pub fn report_on_request() {
     }
 }
 
-/// Arranges that the report is written when the process exits: for programs without Python, whose exit
-/// handlers do it otherwise. What a destructor of the program frees after that is no news.
+/// Arranges that the report is written when the process exits: for programs in which Python's side does not run,
+/// whose exit handler does it otherwise. What a destructor of the program frees after that is no news.
 pub fn report_at_exit() {
     extern "C" fn at_exit() {
         leaving();

@@ -9,8 +9,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// `dlsym(3)`.
 pub type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 
-/// The versions under which glibc has exported `dlsym`, the newest first.
-const VERSIONS: [&CStr; 3] = [c"GLIBC_2.34", c"GLIBC_2.2.5", c"GLIBC_2.17"];
+/// The versions under which glibc exports `dlsym`: the one that every glibc of this processor has comes first,
+/// because a look-up that fails leaves a message in `dlerror`.
+#[cfg(target_arch = "x86_64")]
+const VERSIONS: [&CStr; 2] = [c"GLIBC_2.2.5", c"GLIBC_2.34"];
+#[cfg(not(target_arch = "x86_64"))]
+const VERSIONS: [&CStr; 2] = [c"GLIBC_2.17", c"GLIBC_2.34"];
 
 /// glibc's `dlsym`; `None` only where there is no glibc.
 pub fn dlsym() -> Option<Dlsym> {

@@ -86,9 +86,14 @@ int main(int argc, char **argv) {
         int (*init)(unsigned) = (int (*)(unsigned))dlsym(library, "cuInit");
         int (*retain)(void **, int) = (int (*)(void **, int))dlsym(library, "cuDevicePrimaryCtxRetain");
         int (*set)(void *) = (int (*)(void *))dlsym(library, "cuCtxSetCurrent");
+        dlerror();
         drv_malloc = (int (*)(uint64_t *, size_t))dlsym(library, "cuMemAlloc_v2");
+        printf("after a look-up: %s\n", dlerror() ? "an error" : "none");
         drv_free = (int (*)(uint64_t))dlsym(library, "cuMemFree_v2");
+        dlerror();
         if (dlsym(library, "cuNoSuchFunction")) return 8;
+        const char *why = dlerror();
+        printf("after a failed one: %s\n", why && strstr(why, "cuNoSuchFunction") ? "an error" : "none");
 #else
 #define init cuInit
 #define retain cuDevicePrimaryCtxRetain
@@ -100,7 +105,9 @@ int main(int argc, char **argv) {
         check(set(context), "cuCtxSetCurrent");
     }
     if (is("empty")) {
+        dlerror();
         printf("no CUDA: %s\n", dlsym(RTLD_DEFAULT, "cuMemAllocAsync_ptsz") ? "there" : "none");
+        printf("no CUDA: %s\n", dlerror() ? "an error" : "no error");
         return 7;
     }
     if (is("errors")) {

@@ -5,7 +5,7 @@
 #![allow(non_snake_case)]
 
 use super::table::{self, Hook};
-use super::{Kind, SUCCESS, born, dying, serve, take_back};
+use super::{Kind, SUCCESS, Seen, born, dying, serve, take_back};
 use crate::driver::Stream;
 use libc::{c_int, c_uint, c_void};
 
@@ -34,7 +34,7 @@ macro_rules! real {
 unsafe fn tell(code: c_int, kind: Kind, place: *const u64, size: usize) -> c_int {
     if code == SUCCESS && !place.is_null() {
         // SAFETY: the caller's contract.
-        born(kind, unsafe { *place }, size as u64);
+        born(Seen::ByDriver, kind, unsafe { *place }, size as u64);
     }
     code
 }

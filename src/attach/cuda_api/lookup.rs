@@ -36,8 +36,13 @@ extern "C" fn before_dlsym(handle: *mut c_void, name: *const c_char) -> Answer {
     // SAFETY: as above.
     let name = unsafe { CStr::from_ptr(name) };
     match contained(|| instead(handle, name, real)).flatten() {
-        Some(pointer) => Answer { pointer, jump: 0 },
-        None => jump,
+        Some(0) => Answer { pointer: 0, jump: 0 },
+        found => {
+            // Our own look-ups may have failed; whoever asks `dlerror` now asks for his own.
+            // SAFETY: may be called at any time.
+            unsafe { libc::dlerror() };
+            found.map_or(jump, |pointer| Answer { pointer, jump: 0 })
+        }
     }
 }
 

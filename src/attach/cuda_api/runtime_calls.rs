@@ -6,7 +6,7 @@
 #![allow(non_snake_case)]
 
 use super::table::{self, RuntimeHook};
-use super::{Kind, SUCCESS, born, contained, dying};
+use super::{Kind, SUCCESS, Seen, born, contained, dying};
 use libc::{c_int, c_uint, c_void};
 
 /// `cudaErrorInitializationError`: what is answered where the process has no cudart.
@@ -68,7 +68,7 @@ macro_rules! real {
 unsafe fn tell(code: c_int, kind: Kind, place: *const *mut c_void, size: usize) -> c_int {
     if code == SUCCESS && !place.is_null() {
         // SAFETY: the caller's contract.
-        born(kind, unsafe { *place } as u64, size as u64);
+        born(Seen::ByRuntime, kind, unsafe { *place } as u64, size as u64);
     }
     code
 }
