@@ -81,7 +81,7 @@ size_t strandline_error(char *buffer, size_t size);
 #define STRANDLINE_PHASE_VALIDATION 4
 
 /* Begins accounting in this process in one of STRANDLINE_MODE_*. `options` is a JSON object or NULL:
- * {"out": folder, "quiet": bool, "every": steps, "command": [argv…]}. A second call with the same mode
+ * {"out": folder, "quiet": bool, "every": steps, "guard": bool, "command": [argv…]}. A second call with the same mode
  * does nothing. C programs call strandline_open instead. Returns 0, or STRANDLINE_EINVAL. */
 int strandline_start(int mode, const char *options);
 

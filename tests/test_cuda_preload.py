@@ -170,7 +170,7 @@ def test_a_program_that_touches_no_cuda(tmp_path, programs):
 
 def test_only_who_asks_is_followed(tmp_path, programs):
     """Preloaded without STRANDLINE_MODE, or in another mode, CUDA's functions are only passed on."""
-    library = ROOT / "target" / "release" / "libstrandline.so"
+    library = COMMAND.parent / "libstrandline.so"
     for mode in ({}, {"STRANDLINE_MODE": "host"}, {"STRANDLINE_MODE": "off"}):
         env = {"LD_PRELOAD": str(library), "FAKE_CUDA_MEMORY": str(4 << 30), **mode}
         done = Runner(tmp_path).bare(programs["static"], "device", env=env)

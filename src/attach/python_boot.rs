@@ -79,7 +79,13 @@ pub(super) fn once_with_the_gil(what: fn()) {
         }
         0
     }
-    let Some(add) = symbol(c"Py_AddPendingCall") else { return };
+    let (Some(add), Some(initialized)) = (symbol(c"Py_AddPendingCall"), symbol(c"Py_IsInitialized")) else {
+        return;
+    };
+    // SAFETY: the documented signature; it may be called at any time.
+    if unsafe { std::mem::transmute::<*mut c_void, extern "C" fn() -> c_int>(initialized)() } == 0 {
+        return;
+    }
     WHAT.store(what as usize, Ordering::Release);
     type Add = extern "C" fn(extern "C" fn(*mut c_void) -> c_int, *mut c_void) -> c_int;
     // SAFETY: the documented signature; it may be called from any thread, without Python's lock.

@@ -36,7 +36,7 @@ typedef struct { Location location; uint32_t flags; } Access;
 enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, DEINITIALIZED = 4, INVALID_DEVICE = 101,
        INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_READY = 600, PEER_ALREADY_ENABLED = 704,
        NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901 };
-enum { PAGE = 2 << 20, DEVICES = 16, STREAMS = 64, THINGS = 65536, FUNCTIONS = 64, DEPTH = 16 };
+enum { PAGE = 2 << 20, DEVICES = 16, STREAMS = 64, THINGS = 65536, FUNCTIONS = 128, DEPTH = 16 };
 
 struct context { int device, retained; };
 struct event { CUcontext context; int live, recorded; CUstream stream; uint64_t until; };

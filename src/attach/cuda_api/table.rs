@@ -173,35 +173,45 @@ runtime_hooks! {
 }
 
 impl RuntimeHook {
-    /// The real function for a caller (a place in its code): that of its own dependencies (libraries that
-    /// were opened privately each see their own cudart), else the one after us in the global scope.
+    /// The real function for a caller (a place in its code), as the loader would have found it: the one after
+    /// us in the global scope; but if that is a cudart, and the caller has one among its own dependencies (a
+    /// library that was opened privately), then that, since the two may be of different versions.
     pub fn real(&self, caller: usize) -> Option<usize> {
         if let Some(known) = self.real.lock().as_ref().and_then(|real| real.get(&caller)) {
             return Some(*known);
         }
         let ours = (self.ours)();
-        let found = [dependencies_of(caller), Some(libc::RTLD_NEXT)]
-            .into_iter()
-            .flatten()
-            .filter_map(|library| loader::find(library, self.name))
-            .map(|found| found as usize)
-            .find(|found| *found != ours)?;
+        let look = |library| loader::find(library, self.name).map(|at| at as usize).filter(|at| *at != ours);
+        let found = match look(libc::RTLD_NEXT) {
+            Some(global) if !is_cudart(global) => global,
+            global => object_of(caller).and_then(opened).and_then(look).or(global)?,
+        };
         self.real.lock().get_or_insert_default().insert(caller, found);
         Some(found)
     }
 }
 
-/// A handle of the shared object that a place lies in, which stands for it and its dependencies.
-fn dependencies_of(place: usize) -> Option<*mut c_void> {
+/// The file name of the shared object that a place lies in, as the loader keeps it.
+fn object_of(place: usize) -> Option<&'static CStr> {
     // SAFETY: an all-zero Dl_info is valid; dladdr fills it in with strings of the loaded object.
-    let name = unsafe {
+    unsafe {
         let mut info: libc::Dl_info = std::mem::zeroed();
         let known = libc::dladdr(place as *const c_void, &raw mut info) != 0 && !info.dli_fname.is_null();
-        known.then_some(info.dli_fname)?
-    };
+        known.then(|| CStr::from_ptr(info.dli_fname))
+    }
+}
+
+fn is_cudart(place: usize) -> bool {
+    object_of(place).is_some_and(|object| {
+        object.to_bytes().rsplit(|b| *b == b'/').next().is_some_and(|name| name.starts_with(b"libcudart"))
+    })
+}
+
+/// A handle of a shared object that is loaded, which stands for it and its dependencies.
+fn opened(object: &CStr) -> Option<*mut c_void> {
     // SAFETY: RTLD_NOLOAD only looks; for the program itself nothing is found, or the global scope. The
     // handle is kept, once for each place that calls.
-    let library = unsafe { libc::dlopen(name, libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
+    let library = unsafe { libc::dlopen(object.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
     (!library.is_null()).then_some(library)
 }
 
