@@ -18,11 +18,13 @@ CC, CXX = os.environ.get("CC", "cc"), os.environ.get("CXX", "c++")
 HEADER = (ROOT / "include" / "strandline.h").read_text()
 
 
-def compiled(folder: pathlib.Path, source: pathlib.Path, language: str = "c", flags=None) -> pathlib.Path:
+def compiled(
+    folder: pathlib.Path, source: pathlib.Path, language: str = "c", flags=None, how=("-O1", "-fno-inline")
+):
     program = folder / f"{source.stem}_{language.replace('+', 'p')}"
     start = [CC, "-std=c11", "-x", "c"] if language == "c" else [CXX, "-std=c++11", "-x", "c++"]
     flags = flags or [f"-I{ROOT / 'include'}", f"-L{LIBRARY.parent}", "-lstrandline"]
-    strict = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-g", "-O1", "-fno-inline"]
+    strict = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-g", *how]
     command = [*start, *strict, str(source), "-x", "none", "-o", str(program), *flags, "-lpthread"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -65,6 +67,28 @@ def test_a_leaking_loop_is_found_with_its_function(tmp_path, language):
     assert "LEAK  per-iteration  +256.0 KiB/step" in done.stderr
     assert "leak.c:35 in make_result > leak.c:" in done.stderr and "Python" not in done.stderr
     assert "report.json" in done.stderr
+
+
+@pytest.mark.parametrize("how", [("-O2",), ("-O2", "-no-pie")])
+def test_functions_that_were_inlined_are_named(tmp_path, how):
+    program = compiled(tmp_path, ROOT / "examples/c/leak.c", how=how)
+    done = run(tmp_path, program)
+    assert done.returncode == 0, done.stderr
+    (finding,) = report_of(tmp_path)["findings"]
+    frames = [frame for frame in finding["stack"] if frame["user"]]
+    assert [frame["function"] for frame in frames[:4]] == ["take", "make_result", "step", "main"]
+    source = (ROOT / "examples/c/leak.c").read_text().splitlines()
+    for frame, text in zip(frames, ["strandline_malloc(", "take(", "make_result(", "step("]):
+        assert text in source[frame["line"] - 1]
+
+
+def test_without_debugging_information_the_function_is_named(tmp_path):
+    program = compiled(tmp_path, ROOT / "examples/c/leak.c", how=("-O1", "-fno-inline", "-g0"))
+    done = run(tmp_path, program)
+    (finding,) = report_of(tmp_path)["findings"]
+    assert [frame["function"] for frame in finding["stack"][:4]] == ["take", "make_result", "step", "main"]
+    assert finding["allocated_at"] == {**finding["allocated_at"], "function": "take", "line": 0}
+    assert "allocated at  leak_c in make_result > leak_c in take" in done.stderr
 
 
 def test_requests_are_steps_and_a_bounded_cache_is_no_leak(tmp_path):

@@ -22,20 +22,29 @@ const LARGEST: u64 = 512 << 20;
 
 static KNOWN: Mutex<Option<HashMap<PathBuf, Option<Context<Bytes>>>>> = Mutex::new(None);
 
-/// A place in the source.
+/// A function at an address, and the place in the source where it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
-    pub file: Arc<str>,
-    pub line: u32,
+    /// As the linker knows it.
+    pub function: Option<String>,
+    pub source: Option<(Arc<str>, u32)>,
 }
 
-/// The source line of an address as the file's own tables name it (unrelocated).
-pub fn line(path: &Path, address: u64) -> Option<Line> {
+/// What lies at an address as the file's own tables name it (unrelocated): functions that were put into their
+/// caller first, then the one that the symbol table knows. Empty where nothing is known.
+pub fn lines(path: &Path, address: u64) -> Vec<Line> {
     let mut known = KNOWN.lock();
-    let context =
-        known.get_or_insert_default().entry(path.to_owned()).or_insert_with(|| open(path)).as_ref()?;
-    let found = context.find_location(address).ok()??;
-    Some(Line { file: found.file?.into(), line: found.line.filter(|line| *line > 0)? })
+    let context = known.get_or_insert_default().entry(path.to_owned()).or_insert_with(|| open(path));
+    let Some(Ok(mut frames)) = context.as_ref().map(|c| c.find_frames(address).skip_all_loads()) else {
+        return Vec::new();
+    };
+    let mut found = Vec::new();
+    while let Ok(Some(frame)) = frames.next() {
+        let function = frame.function.and_then(|name| Some(name.raw_name().ok()?.into_owned()));
+        let source = frame.location.and_then(|at| Some((at.file?.into(), at.line.filter(|line| *line > 0)?)));
+        found.push(Line { function, source });
+    }
+    found
 }
 
 fn open(path: &Path) -> Option<Context<Bytes>> {
@@ -71,8 +80,12 @@ mod tests {
         let own = elf
             .symbols()
             .find(|s| s.name().is_ok_and(|n| n.contains("this_line_of_this_file") && s.size() > 0));
-        let found = line(&path, own.unwrap().address()).unwrap();
-        assert!(found.file.ends_with("native_lines.rs") || found.file.ends_with("function.rs"), "{found:?}");
-        assert_eq!(line(&path, 1), None);
+        let found = lines(&path, own.unwrap().address());
+        let files: Vec<_> = found.iter().filter_map(|line| line.source.as_ref()).map(|at| &*at.0).collect();
+        assert!(
+            files.iter().any(|file| file.ends_with("native_lines.rs") || file.ends_with("function.rs")),
+            "{found:?}"
+        );
+        assert_eq!(lines(&path, 1), []);
     }
 }

@@ -121,7 +121,7 @@ impl Drop for Mapped {
 }
 
 /// The name without its parameters, which make C++ frames unreadable, and without long template arguments.
-fn demangle(name: &str) -> String {
+pub(super) fn demangle(name: &str) -> String {
     const LONG: usize = 120;
     let whole = demangle_whole(name);
     if whole.len() <= LONG {
