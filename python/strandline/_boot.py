@@ -6,6 +6,7 @@ Invariant: `start` may be called at any time, more than once, with or without to
 
 import atexit
 import ctypes
+import functools
 import glob
 import os
 import sys
@@ -112,18 +113,48 @@ def _is_worker() -> bool:
 
 
 def _when_it_trains(mode: Union[str, int]) -> bool:
-    """A worker is left alone until it makes an optimizer step of its own (a rank of torch.multiprocessing)."""
+    """A worker is left alone until it shows itself a rank of its own: it initialises CUDA and loads no data for
+    another process, or goes on after an optimizer step. Nothing is begun inside an optimizer's hooks: torch
+    iterates over them at that moment."""
     import importlib
 
-    optimizer = importlib.import_module("torch.optim.optimizer")
-    handle: Any = None
+    import torch
 
-    def trains(*_: Any) -> None:
+    optimizer = importlib.import_module("torch.optim.optimizer")
+    backward, lazy_init = torch.autograd.backward, torch.cuda._lazy_init
+    stepped: List[bool] = []
+    handle = optimizer.register_optimizer_step_post_hook(lambda *_: stepped.append(True))
+
+    def begin() -> None:
+        if torch.autograd.backward is watched_backward:
+            torch.autograd.backward = backward
+        if torch.cuda._lazy_init is watched_init:
+            torch.cuda._lazy_init = lazy_init
         handle.remove()
         start(mode, {})
 
-    handle = optimizer.register_optimizer_step_post_hook(trains)
+    @functools.wraps(backward)
+    def watched_backward(*args: Any, **kwargs: Any) -> Any:
+        if stepped:
+            begin()
+            return torch.autograd.backward(*args, **kwargs)
+        return backward(*args, **kwargs)
+
+    @functools.wraps(lazy_init)
+    def watched_init() -> Any:
+        if not torch.cuda.is_initialized() and not _loads_data():
+            begin()
+        return lazy_init()
+
+    torch.autograd.backward = watched_backward
+    torch.cuda._lazy_init = watched_init
     return False
+
+
+def _loads_data() -> bool:
+    """Whether this process is a DataLoader's worker."""
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and data.get_worker_info() is not None
 
 
 def _mode(mode: Union[str, int]) -> int:

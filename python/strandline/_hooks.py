@@ -44,6 +44,14 @@ def _hide(*functions: Any) -> None:
         skip_code(function.__code__)
 
 
+def _key(optimizer: Any) -> int:
+    """What an optimizer goes by: its first parameter, which a second optimizer of the same model shares."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            return id(parameter)
+    return id(optimizer)
+
+
 def _optimizer(clock: Clock) -> None:
     import importlib
     import weakref
@@ -55,7 +63,7 @@ def _optimizer(clock: Clock) -> None:
         if compiling():
             return
         try:
-            key = id(optimizer.param_groups[0]["params"][0])
+            key = _key(optimizer)
             clock.optimizer_begins(key, id(optimizer))
             known = optimizers.get(key)
             if known is None or known() is not optimizer:
@@ -70,13 +78,13 @@ def _optimizer(clock: Clock) -> None:
             return
         try:
             if not _capturing:
-                clock.optimizer_ends(id(optimizer.param_groups[0]["params"][0]))
+                clock.optimizer_ends(_key(optimizer))
             elif _capturing[-1] is None:
                 _capturing[-1] = True
         except Exception:
             _trouble.said("the optimizer's post-step hook")
 
-    _hide(before, after, Clock.optimizer_begins, Clock.optimizer_ends, Clock.step)
+    _hide(_key, before, after, Clock.optimizer_begins, Clock.optimizer_ends, Clock.step)
     module.register_optimizer_step_pre_hook(before)
     module.register_optimizer_step_post_hook(after)
 
@@ -142,6 +150,19 @@ def _switched(clock: Clock, module: Any, mode: bool) -> None:
         _trouble.said("Module.train")
 
 
+def _length(loader: Any) -> Any:
+    """Batches of a pass, where asking changes nothing: a loader over an IterableDataset that was asked once
+    warns of every sample beyond."""
+    from torch.utils.data import IterableDataset
+
+    if isinstance(loader.dataset, IterableDataset):
+        return None
+    try:
+        return len(loader)
+    except Exception:  # no length, or the user's __len__ fails: his own call will say so
+        return None
+
+
 def _loaders(clock: Clock) -> None:
     import torch
     from torch.utils.data import DataLoader
@@ -153,11 +174,7 @@ def _loaders(clock: Clock) -> None:
     def __iter__(self: Any) -> Any:
         try:
             if not clock.asleep and grad_enabled():
-                try:
-                    length = len(self)
-                except Exception:  # no length, or the user's __len__ fails: his own call will say so
-                    length = None
-                clock.loader_begins(id(self.dataset), length)
+                clock.loader_begins(id(self.dataset), _length(self))
         except Exception:
             _trouble.said("DataLoader.__iter__")
         return original(self)
@@ -258,3 +275,50 @@ def _servers(clock: Clock) -> None:
 
     _hide(__init__)
     Optimizer.__init__ = __init__
+    _compiled_servers(clock)
+
+
+def _compiled_servers(clock: Clock) -> None:
+    """Compiled modules warn of hooks on all modules at every call: with the first of them those hooks go, and
+    calls of compiled modules are seen instead."""
+    import torch
+
+    original = getattr(torch, "compile", None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def compile(*args: Any, **kwargs: Any) -> Any:
+        made = original(*args, **kwargs)
+        try:
+            if _server_handles and torch.compile is compile:
+                torch.compile = original
+                _retire()
+                _watch_compiled(clock)
+        except Exception:
+            _trouble.said("torch.compile")
+        return made
+
+    _hide(compile)
+    torch.compile = compile
+
+
+def _watch_compiled(clock: Clock) -> None:
+    from torch._dynamo.eval_frame import OptimizedModule
+
+    original, compiling = OptimizedModule.__call__, _compiling()
+    here = threading.local()
+
+    @functools.wraps(original)
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if compiling() or clock.leader.hopeful or getattr(here, "inside", False):
+            return original(self, *args, **kwargs)
+        here.inside = True
+        try:
+            clock.tick(MODULE, ("module", id(self)))
+            return original(self, *args, **kwargs)
+        finally:
+            here.inside = False
+
+    _hide(__call__)
+    OptimizedModule.__call__ = __call__

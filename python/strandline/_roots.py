@@ -55,8 +55,8 @@ def locals_of(frame: FrameType) -> Dict[str, Any]:
         return seen if type(seen) is dict else dict(seen)
     names = dict(seen)
     if (
-        sys.version_info < (3, 13) and sys.getrefcount(seen) <= 3
-    ):  # `seen`, the argument, the frame: not the user's
+        sys.version_info < (3, 13) and frame.f_trace is None and sys.getrefcount(seen) <= 3
+    ):  # `seen`, the argument, the frame: not the user's, and no debugger that would write it back
         seen.clear()
     return names
 

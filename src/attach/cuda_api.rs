@@ -144,7 +144,7 @@ fn begin() {
 /// Runs what is ours; a fault of ours ends the accounting, not the job. The caller's errno is as it was.
 fn contained<T>(f: impl FnOnce() -> T) -> Option<T> {
     let _errno = super::abi::Errno::keep();
-    catch_unwind(AssertUnwindSafe(f)).map_err(|_| process::fault()).ok()
+    catch_unwind(AssertUnwindSafe(f)).map_err(|_| process::fault("CUDA's functions")).ok()
 }
 
 /// Which of CUDA's functions has handed out a block.

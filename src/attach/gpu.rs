@@ -3,6 +3,7 @@
 //! Must not know torch's layouts. Invariants: a device is opened at its first block, never before (a job that
 //! only asks how many there are must not make a context); in a forked child nothing is touched.
 
+use super::history::Wish;
 use super::outcome;
 use super::process::{self, Stacks};
 use super::served::Served;
@@ -16,6 +17,10 @@ use crate::stacks::{self, StackId};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Requests from here on are a mistake in the program; torch's own allocator says so, too.
+const EXA: u64 = 1 << 60;
 
 /// Devices that a process may have.
 pub const DEVICES: usize = 64;
@@ -27,7 +32,12 @@ pub struct Gpus {
     /// One thread opens a device at a time: a driver call may take a second.
     pub(super) opening: Mutex<()>,
     fractions: Mutex<HashMap<i32, f64>>,
+    /// The last wish for past events, for devices that are opened later.
+    wish: Mutex<Option<Wish>>,
     imported: Mutex<HashMap<Address, (i32, Imported)>>,
+    /// `torch.cuda.caching_allocator_enable(False)`: blocks come straight from the driver; these are live.
+    uncached: AtomicBool,
+    direct: Mutex<HashMap<Address, (i32, u64)>>,
     /// What others hand out: torch's own allocator in observer mode, or CUDA itself. Behind the devices come
     /// two kinds of host memory (`process::PINNED`, `process::MANAGED`).
     pub(super) watched: [OnceLock<Watched>; DEVICES + 2],
@@ -43,7 +53,10 @@ impl Gpus {
             served: [const { OnceLock::new() }; DEVICES],
             opening: Mutex::new(()),
             fractions: Mutex::new(HashMap::new()),
+            wish: Mutex::new(None),
             imported: Mutex::new(HashMap::new()),
+            uncached: AtomicBool::new(false),
+            direct: Mutex::new(HashMap::new()),
             watched: [const { OnceLock::new() }; DEVICES + 2],
             foreign: Mutex::default(),
         }
@@ -95,7 +108,11 @@ impl Gpus {
         let config = Config { device: device as u32, limit: self.limit(device, total), ..Config::gpu() };
         let heap = Heap::new(driver, config)
             .map_err(|error| Refusal::Failed(format!("strandline cannot use GPU {device}: {error}.")))?;
-        Ok(place.get_or_init(|| Served::new(device, heap, Some(total))))
+        let served = place.get_or_init(|| Served::new(device, heap, Some(total)));
+        if let Some(wish) = &*self.wish.lock() {
+            served.record_history(wish);
+        }
+        Ok(served)
     }
 
     fn limit(&self, device: i32, total: u64) -> Option<u64> {
@@ -106,6 +123,34 @@ impl Gpus {
     /// The device and block of an address, if a heap of ours handed it out.
     pub(super) fn owner(&self, at: Address) -> Option<&Served<CudaDriver>> {
         self.known(heap::AddressSpace::device_of(at)? as i32)
+    }
+
+    /// A block of its own from the driver, for tools that watch the driver's allocations.
+    #[cold]
+    fn malloc_direct(&self, served: &Served<CudaDriver>, size: u64) -> Result<Address, Refusal> {
+        let device = served.device();
+        match served.lock().heap.driver().allocate(size) {
+            Ok(at) => {
+                self.direct.lock().insert(at, (device, size));
+                Ok(at)
+            }
+            Err(DriverError::OutOfMemory) => Err(Refusal::OutOfMemory(format!(
+                "CUDA out of memory. Tried to allocate {} on GPU {device} with the caching allocator disabled.",
+                outcome::torch_size(size)
+            ))),
+            Err(error) => Err(Refusal::Failed(CudaDriver::describe(&error))),
+        }
+    }
+
+    /// Gives a block of `malloc_direct` back; the driver waits for the work that uses it. Foreign addresses
+    /// are ignored.
+    #[cold]
+    fn free_direct(&self, at: Address) {
+        let Some((device, size)) = self.direct.lock().remove(&at) else { return };
+        if let Some(served) = self.known(device) {
+            let done = served.lock().heap.driver().deallocate(at, size);
+            done.unwrap_or_else(|error| super::say(format_args!("{}", CudaDriver::describe(&error))));
+        }
     }
 
     fn out_of_memory(&self, device: i32, error: &HeapError) -> Refusal {
@@ -159,20 +204,39 @@ fn alive() -> Option<()> {
 impl Service for Gpus {
     fn malloc(&self, size: usize, device: i32, stream: Stream) -> Result<Address, Refusal> {
         if alive().is_none() {
+            if process::is_faulted() {
+                return self.malloc_direct(self.device(device)?, size as u64);
+            }
             return Err(Refusal::Failed("strandline: CUDA cannot be used in a forked process.".into()));
         }
+        if size as u64 >= EXA {
+            return Err(Refusal::OutOfMemory(
+                "CUDA out of memory. Tried to allocate more than 1EB memory.".into(),
+            ));
+        }
         let served = self.device(device)?;
+        if self.uncached.load(Ordering::Relaxed) {
+            return self.malloc_direct(served, size as u64);
+        }
         served
             .malloc(size as u64, stream, stack(), self.clock)
             .map_err(|error| self.out_of_memory(device, &error))
     }
 
     fn free(&self, at: Address) {
-        if alive().is_some()
-            && let Some(served) = self.owner(at)
-        {
-            served.free(at, self.clock).map_or_else(super::fault_of_a_free, drop);
+        match self.owner(at) {
+            // In a forked child nothing may be touched; after a fault the heap's blocks stay where they are.
+            _ if alive().is_none() && !process::is_faulted() => {}
+            Some(served) if alive().is_some() => {
+                served.free(at, self.clock).map_or_else(super::fault_of_a_free, drop);
+            }
+            Some(_) => {}
+            None => self.free_direct(at),
         }
+    }
+
+    fn enable_cache(&self, on: bool) {
+        self.uncached.store(!on, Ordering::Relaxed);
     }
 
     fn record_stream(&self, at: Address, stream: Stream) {
@@ -187,7 +251,7 @@ impl Service for Gpus {
     fn empty_cache(&self, _pool: Option<PoolId>) {
         if alive().is_some() {
             for served in self.open() {
-                served.lock().heap.trim();
+                served.trim();
             }
         }
     }
@@ -226,11 +290,19 @@ impl Service for Gpus {
         self.device(device).ok()?.lock().heap.driver().memory_info().ok()
     }
 
-    fn begin_pool(&self, device: i32, pool: PoolId, filter: Filter) {
-        if let Ok(served) = self.device(device) {
-            let filter = Box::new(move |stream| filter.accepts(stream));
-            let done = served.lock().heap.begin_pool(heap_pool(pool), filter);
-            done.unwrap_or_else(|error| super::say(format_args!("{error}")));
+    fn begin_pool(&self, device: i32, pool: PoolId, filter: Filter) -> bool {
+        let Ok(served) = self.device(device) else { return false };
+        let mut books = served.lock();
+        let capture = books.heap.driver().capture_probe();
+        // torch's filter of a graph throws where the stream cannot be asked, which must not happen under the
+        // lock: such a stream is not of the pool, and torch's next call on it says what is wrong with it.
+        let filter = Box::new(move |stream| capture.can_be_asked(stream) && filter.accepts(stream));
+        match books.heap.begin_pool(heap_pool(pool), filter) {
+            Ok(()) => true,
+            Err(error) => {
+                super::say(format_args!("{error}"));
+                false
+            }
         }
     }
 
@@ -290,16 +362,17 @@ impl Service for Gpus {
         }
     }
 
-    fn snapshot(&self, pool: Option<PoolId>, _traces: bool) -> torch::Snapshot {
+    fn snapshot(&self, pool: Option<PoolId>, traces: bool) -> torch::Snapshot {
         let mut snapshot = torch::Snapshot::default();
         for served in self.open() {
             // One lock for all of it; symbols are looked up after it.
-            let (segments, stacks) = {
-                let books = served.lock();
+            let (segments, stacks, events) = {
+                let mut books = served.lock();
+                let events = if traces { books.history() } else { Vec::new() };
                 let segments = books.heap.segments();
                 let tags = segments.iter().flat_map(|segment| &segment.blocks).map(|block| block.tag);
                 let stacks: HashMap<heap::Tag, u32> = tags.map(|tag| (tag, books.stack_of(tag))).collect();
-                (segments, stacks)
+                (segments, stacks, events)
             };
             let mut names: HashMap<u32, Vec<torch::Frame>> = HashMap::new();
             for segment in segments {
@@ -338,12 +411,31 @@ impl Service for Gpus {
                 });
             }
             snapshot.device_traces.resize((served.device() + 1) as usize, Vec::new());
+            for event in &events {
+                snapshot.stacks.entry(event.stack.0).or_insert_with(|| torch_frames(event.stack.0));
+            }
+            snapshot.device_traces[served.device() as usize] = events
+                .iter()
+                .map(|event| torch::TraceEntry {
+                    action: event.action.name(),
+                    addr: event.at,
+                    size: event.size,
+                    stream: event.stream.0,
+                    time_us: event.time_us,
+                    stack: event.stack.0,
+                })
+                .collect();
         }
         snapshot.segments.sort_by_key(|segment| segment.address);
         snapshot
     }
 
-    fn record_history(&self, _enabled: bool, _entries: usize) {}
+    fn record_history(&self, wish: &Wish) {
+        *self.wish.lock() = Some(*wish);
+        for served in self.open() {
+            served.record_history(wish);
+        }
+    }
 
     fn enable_peer(&self, device: i32, peer: i32) -> Result<(), Refusal> {
         let done = self.device(device)?.lock().heap.driver().enable_peer(peer);
@@ -369,7 +461,9 @@ impl Service for Gpus {
         let block = books.heap.block_at(at).ok_or_else(unknown)?;
         let exported = books.heap.driver().export(block.address, block.size);
         let exported = exported.map_err(|error| Refusal::Failed(CudaDriver::describe(&error)))?;
-        Ok(Shared { device: served.device(), offset: exported.offset, pieces: exported.pieces })
+        // torch may name a place inside a block (storage made by from_dlpack).
+        let offset = exported.offset + (at - block.address);
+        Ok(Shared { device: served.device(), offset, pieces: exported.pieces })
     }
 
     fn open_shared(&self, device: i32, pieces: &[(i32, u64)]) -> Result<Address, Refusal> {

@@ -30,6 +30,7 @@ pub mod foreign;
 pub mod fork;
 pub mod gpu;
 pub mod guard;
+pub mod history;
 pub mod launch;
 pub mod options;
 pub mod outcome;

@@ -101,7 +101,8 @@ fn signal_number(text: &str) -> Option<i32> {
         _ => {}
     }
     if let Some(n) = name.strip_prefix("RTMIN+") {
-        return n.parse::<i32>().ok().map(|n| libc::SIGRTMIN() + n).filter(|n| *n <= max);
+        let number = n.parse::<i32>().ok().and_then(|n| libc::SIGRTMIN().checked_add(n));
+        return number.filter(|number| (libc::SIGRTMIN()..=max).contains(number));
     }
     name.parse::<i32>().ok().filter(|n| (0..=max).contains(n))
 }
@@ -155,6 +156,8 @@ mod tests {
         assert_eq!(signal_number("none"), Some(0));
         assert_eq!(signal_number("RTMIN+7"), Some(libc::SIGRTMIN() + 7));
         assert_eq!(signal_number("RTMIN+700"), None);
+        assert_eq!(signal_number("RTMIN+2147483647"), None);
+        assert_eq!(signal_number("RTMIN+-40"), None);
         assert_eq!(signal_number("12"), Some(12));
         assert_eq!(signal_number("-1"), None);
     }

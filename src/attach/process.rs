@@ -38,6 +38,8 @@ pub const MANAGED: i32 = -3;
 static STATE: AtomicPtr<State> = AtomicPtr::new(std::ptr::null_mut());
 /// Set in forked children, and after a fault of our own: nothing is served any more.
 static DETACHED: AtomicBool = AtomicBool::new(false);
+/// A fault of our own: the books may be half changed and are not touched again.
+static FAULTED: AtomicBool = AtomicBool::new(false);
 /// The process that accounts; a child of `vfork` shares our memory but not our pid.
 static OWNER: AtomicI32 = AtomicI32::new(0);
 
@@ -94,6 +96,11 @@ pub fn detach() {
 /// Whether this process was detached.
 pub fn is_detached() -> bool {
     DETACHED.load(Ordering::Relaxed)
+}
+
+/// Whether strandline has given up in this process, by a fault of its own.
+pub fn is_faulted() -> bool {
+    FAULTED.load(Ordering::Relaxed)
 }
 
 /// Begins accounting; a second call with the same mode does nothing.
@@ -266,13 +273,18 @@ pub fn host_free(pointer: usize) -> bool {
 /// Runs `f`; a panic in it is a fault of ours: said, and from then on the process is left alone.
 #[inline]
 fn contained<T>(f: impl FnOnce() -> T) -> Option<T> {
-    catch_unwind(AssertUnwindSafe(f)).map_err(|_| fault()).ok()
+    catch_unwind(AssertUnwindSafe(f)).map_err(|_| fault("the host's memory")).ok()
 }
 
 #[cold]
-pub(super) fn fault() {
+pub(super) fn fault(place: &str) {
     detach();
-    say(format_args!("internal fault, please report it; the job goes on without strandline"));
+    if !FAULTED.swap(true, Ordering::SeqCst) {
+        say(format_args!(
+            "internal fault in {place}, please report it; the job goes on without strandline (its further GPU \
+             memory comes straight from the driver, which is slow)"
+        ));
+    }
 }
 
 /// A report was asked for by a signal.
@@ -325,7 +337,7 @@ impl State {
         if let Some(mut books) = self.host.as_ref().and_then(Served::books) {
             let sample = books.sample();
             end_step(&mut books.accounts, &sample);
-            books.trim_idle(ended, sample.allocated, sample.reserved);
+            contained(|| books.trim_idle(ended, sample.allocated, sample.reserved));
         }
         for mut books in self.gpus.into_iter().flat_map(Gpus::open).filter_map(Served::books) {
             let sample = books.sample();

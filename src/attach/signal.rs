@@ -96,6 +96,11 @@ fn install(signal: i32) -> bool {
         if libc::sigaction(signal, std::ptr::null(), &mut old) != 0 {
             return false;
         }
+        if !matches!(old.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN) {
+            // The job's own handler is chained: system calls are interrupted, and signals held back, as it wants.
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | (old.sa_flags & libc::SA_RESTART);
+            action.sa_mask = old.sa_mask;
+        }
         if let Some(slot) = PREVIOUS.get(signal as usize) {
             slot.store(old.sa_sigaction, Ordering::Relaxed);
         }

@@ -52,7 +52,10 @@ impl Watched {
         (notes.allocated, notes.reserved) = (allocated, reserved);
         if size > 0 {
             let tag = notes.accounts.born(stack.0, size as u64, clock.now());
-            notes.blocks.insert(at, (tag, size as u64));
+            // A free that was not seen (the address comes again): the block before is gone.
+            if let Some((tag, size)) = notes.blocks.insert(at, (tag, size as u64)) {
+                notes.accounts.died(tag, size, clock.now());
+            }
         } else if let Some((tag, size)) = notes.blocks.remove(&at) {
             notes.accounts.died(tag, size, clock.now());
         }

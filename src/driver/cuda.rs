@@ -22,9 +22,10 @@ use parking_lot::Mutex;
 use self::context::{Context, Relaxed, check, check_release, is_gone};
 use self::events::EventPool;
 use self::symbols::{Symbols, VirtualMemory, code, symbols};
+use super::journal::{Change, Journal};
 use super::{Address, Driver, DriverError, Event, Handle, MemoryInfo, Result, Stream};
 
-pub use self::ipc::{Exported, Imported};
+pub use self::ipc::{Exported, Imported, on_close};
 
 /// Device attributes by the driver's numbers (`CUdevice_attribute`).
 mod attribute {
@@ -56,6 +57,7 @@ struct Shared {
     posix_fd: AtomicBool,
     rdma: bool,
     events: EventPool,
+    journal: Journal,
     mappings: Mutex<Mappings>,
 }
 
@@ -102,6 +104,7 @@ impl CudaDriver {
             posix_fd: AtomicBool::new(has(attribute::POSIX_FD_HANDLES)),
             rdma: has(attribute::RDMA_WITH_VIRTUAL_MEMORY),
             events: EventPool::new(symbols),
+            journal: Journal::default(),
             mappings: Mutex::new(Mappings {
                 at: BTreeMap::new(),
                 access: vec![peers::read_and_write(context.device())],
@@ -140,6 +143,11 @@ impl CudaDriver {
     pub fn enable_peer(&self, peer: i32) -> Result<()> {
         let peer = Context::retain(self.shared.symbols, peer)?;
         self.shared.admit(&peer)
+    }
+
+    /// See [`CaptureProbe`].
+    pub fn capture_probe(&self) -> CaptureProbe {
+        CaptureProbe { shared: self.shared.clone() }
     }
 
     /// Copies between devices that cannot reach each other's memory, in `stream`'s order.
@@ -295,6 +303,7 @@ impl Driver for CudaDriver {
             return Err(error);
         }
         mappings.at.insert(at, Mapping { size, handle: handle.0, exported: None });
+        self.shared.journal.note(Change::Mapped, at, size);
         Ok(())
     }
 
@@ -303,7 +312,9 @@ impl Driver for CudaDriver {
         let mut mappings = self.shared.mappings.lock();
         // SAFETY: the heap names one whole mapping that no work of the device uses any more.
         self.shared.giving_back("cuMemUnmap", || unsafe { (vmm.unmap)(at, size as usize) })?;
+        self.shared.journal.note(Change::Unmapped, at, size);
         if let Some(Mapping { exported: Some(file), .. }) = mappings.at.remove(&at) {
+            ipc::withdraw(file);
             // SAFETY: the descriptor was made for this mapping and is known to nobody else here.
             unsafe { libc::close(file) };
         }
@@ -316,12 +327,15 @@ impl Driver for CudaDriver {
         let mut at = 0;
         // SAFETY: `at` is a place for one CUdeviceptr.
         check("cuMemAlloc", unsafe { (self.shared.symbols.mem_alloc)(&mut at, size as usize) })?;
+        self.shared.journal.note(Change::Allocated, at, size);
         Ok(at)
     }
 
-    fn deallocate(&self, at: Address, _size: u64) -> Result<()> {
+    fn deallocate(&self, at: Address, size: u64) -> Result<()> {
         // SAFETY: the heap names a segment that `allocate` gave it.
-        self.shared.giving_back("cuMemFree", || unsafe { (self.shared.symbols.mem_free)(at) })
+        self.shared.giving_back("cuMemFree", || unsafe { (self.shared.symbols.mem_free)(at) })?;
+        self.shared.journal.note(Change::Deallocated, at, size);
+        Ok(())
     }
 
     fn record_event(&self, stream: Stream) -> Result<Event> {
@@ -390,6 +404,28 @@ impl Driver for CudaDriver {
         }
         check("cuStreamIsCapturing", result)?;
         Ok(status != 0)
+    }
+
+    fn journal(&self) -> Option<&Journal> {
+        Some(&self.shared.journal)
+    }
+}
+
+/// Asks whether streams of a device capture, without its driver at hand.
+pub struct CaptureProbe {
+    shared: Arc<Shared>,
+}
+
+impl CaptureProbe {
+    /// Whether the driver answers for this stream: not with an error, and not that the legacy stream must not
+    /// be touched while another one captures.
+    pub fn can_be_asked(&self, stream: Stream) -> bool {
+        let Some(is_capturing) = self.shared.symbols.stream_is_capturing else { return true };
+        let Ok(_entered) = self.shared.context.enter() else { return false };
+        let mut status = 0;
+        // SAFETY: `status` is a place for one enum; a stream of the framework.
+        let result = unsafe { is_capturing(raw_stream(stream), &mut status) };
+        result == code::SUCCESS
     }
 }
 

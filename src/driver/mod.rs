@@ -6,6 +6,7 @@
 
 pub mod cuda;
 pub mod host;
+pub mod journal;
 pub mod loader;
 
 use std::fmt;
@@ -104,4 +105,9 @@ pub trait Driver: Send {
     fn synchronize_device(&self) -> Result<()>;
     /// Whether work sent to `stream` is being captured into a graph.
     fn is_capturing(&self, stream: Stream) -> Result<bool>;
+
+    /// Where this driver notes what it maps and unmaps, if it does.
+    fn journal(&self) -> Option<&journal::Journal> {
+        None
+    }
 }

@@ -21,6 +21,9 @@ class FakeLibrary:
         self.steps += 1
         return len(self.offered)
 
+    def finish(self):
+        pass
+
     def epoch(self):
         self.epochs += 1
         return 0
