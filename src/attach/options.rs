@@ -43,6 +43,8 @@ pub struct Options {
     pub out: Option<PathBuf>,
     /// Nothing on stderr except what must be said (`STRANDLINE_QUIET=1`).
     pub quiet: bool,
+    /// Writes outside of live blocks are looked for (`STRANDLINE_GUARD=1`), in host memory.
+    pub guard: bool,
     /// A report every so many steps (`STRANDLINE_EVERY`), 0 for never.
     pub every: u32,
     /// The signal that asks for a report (`STRANDLINE_SIGNAL`): `Some(0)` for none, `None` for the default.
@@ -70,6 +72,7 @@ impl Options {
             quiet: text("STRANDLINE_QUIET").is_some_and(|v| v != "0"),
             openmetrics: conf(&text("STRANDLINE_CONF").unwrap_or_default(), "openmetrics").map(PathBuf::from),
             control: text("STRANDLINE_CONTROL").is_none_or(|v| v != "0" && v != "off"),
+            guard: text("STRANDLINE_GUARD").is_some_and(|v| v != "0"),
             ..Options::default()
         };
         if let Some(every) = text("STRANDLINE_EVERY") {

@@ -163,6 +163,11 @@ impl State {
         written.map_err(|error| error.to_string())
     }
 
+    /// The findings of this moment as the report shows them, as a JSON array.
+    pub fn findings(&self) -> Option<String> {
+        serde_json::to_string(&self.assemble(Reason::Asked).findings).ok()
+    }
+
     /// The end of the run: judges what waits, writes the last report, says where it is. Once.
     pub fn finish(&self) -> bool {
         if self.outcome.finished.swap(true, Ordering::SeqCst) {
@@ -171,6 +176,9 @@ impl State {
         super::control::server::stop();
         self.judge.lock().finish();
         self.tell_news();
+        if let (Some(guard), Some(host)) = (&self.guard, &self.host) {
+            guard.look_at_all(host);
+        }
         let steps = self.judge.lock().steps();
         if !self.outcome.main && steps == 0 && self.blocks_served() < BLOCKS_WORTH_A_REPORT {
             return true;
@@ -294,6 +302,10 @@ impl State {
             .and_then(|path| {
                 report::write::file(folder, "report.html", report::html::page(&report).as_bytes())
                     .map(|_| path)
+            })
+            .and_then(|path| match self.guard.as_ref().and_then(super::guard::Guard::to_json) {
+                Some(faults) => report::write::file(folder, "guard.json", faults.as_bytes()).map(|_| path),
+                None => Ok(path),
             });
         (report, written)
     }

@@ -40,7 +40,8 @@ const PLAIN_GRANULARITY: u64 = 2 << 20;
 /// What a stream's capture status call answers for the legacy stream while another stream captures.
 const STREAM_CAPTURE_IMPLICIT: i32 = 906;
 
-/// One CUDA device.
+/// One CUDA device. A clone names the same device, for calls that need no heap's lock.
+#[derive(Clone)]
 pub struct CudaDriver {
     shared: Arc<Shared>,
 }
@@ -121,6 +122,11 @@ impl CudaDriver {
     /// The device's ordinal.
     pub fn ordinal(&self) -> i32 {
         self.shared.ordinal
+    }
+
+    /// Whether the calling thread is in this device's primary context.
+    pub fn is_current(&self) -> bool {
+        self.shared.context.is_current()
     }
 
     /// The driver's own name of a failure's code, for messages.

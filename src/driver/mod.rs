@@ -7,6 +7,7 @@
 pub mod cuda;
 pub mod host;
 pub mod journal;
+pub mod loader;
 
 use std::fmt;
 

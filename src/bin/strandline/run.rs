@@ -44,6 +44,9 @@ pub struct Run {
     /// Keep metrics in FILE (OpenMetrics text, for node exporter's textfile collector)
     #[arg(long, value_name = "FILE")]
     pub openmetrics: Option<PathBuf>,
+    /// Look for writes behind the end of blocks and to freed ones (host memory: --mode host)
+    #[arg(long)]
+    pub guard: bool,
     /// Say nothing on stderr; the report is written all the same
     #[arg(long)]
     pub quiet: bool,
@@ -67,6 +70,9 @@ impl Run {
         job.env("LD_PRELOAD", preload(&library)?).env("STRANDLINE_OUT", &out);
         let mode = self.mode.to_possible_value().map(|v| v.get_name().to_owned()).unwrap_or_default();
         job.env("STRANDLINE_MODE", mode);
+        if self.guard {
+            job.env("STRANDLINE_GUARD", "1");
+        }
         if self.quiet {
             job.env("STRANDLINE_QUIET", "1");
         }
