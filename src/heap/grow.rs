@@ -1,18 +1,21 @@
 //! Growth: where an arena gets memory that it does not have.
 //!
-//! A *window* is the place in the arena's addresses where the request will lie: a run of free and unmapped
-//! ranges that needs the fewest pages. Its pages come from handles that lie idle elsewhere (they are
-//! unmapped there and mapped here: *stitching*) or are made anew. Moving costs what making costs, but
-//! keeps physical memory as small as what is in use; making up to a small slack above the peak of use
-//! leaves room for a steady state in which neither happens.
+//! A request for which no free range is large enough gets a [`Window`] of addresses. Its pages are handles
+//! that lie idle elsewhere, or are made anew. A handle that is needed elsewhere is mapped there too and
+//! keeps its old mapping as a *shadow* (on a device without such aliases it is unmapped first: both are
+//! called *stitching*). A window that lies in the shadows of idle handles costs no driver call: so a job
+//! that repeats itself soon finds all the mappings that it needs.
 //!
-//! It knows when a page is quiet, not why the request failed. Invariants: only whole handles inside free,
-//! quiet ranges move; a driver call that fails leaves the books as the driver has them.
+//! It knows when a page is quiet, not why the request failed. Invariants: only whole handles inside free
+//! ranges move, and quiet ones unless they stay with their stream; a driver call that fails leaves the
+//! books as the driver has them.
 
-use super::arena::{PLANNED, RUNS, part_for};
+use super::arena::{RUNS, part_for};
 use super::block::{Id, NONE, State};
-use super::segment::{HandleId, PAGE, Piece};
+use super::segment::{Found, HandleId, PAGE, Piece, Shadow};
 use super::stats::SMALL;
+use super::trail::Trail;
+use super::window::Window;
 use super::{Address, AddressSpace, Driver, DriverError, Handle, Heap, kind_of, lane_of, part_of};
 
 /// Why an arena could not grow.
@@ -33,18 +36,6 @@ impl From<DriverError> for Shortage {
     }
 }
 
-/// Where a request will lie.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Window {
-    pub segment: u16,
-    /// Memory in here is not taken to fill it.
-    pub from: Address,
-    pub to: Address,
-    /// The first range without memory, and where mapping begins in it.
-    pub unmapped: Id,
-    pub map_from: Address,
-}
-
 /// How much physical memory may be made before idle pages are moved instead; bytes.
 #[derive(Clone, Copy)]
 struct Allowance {
@@ -54,11 +45,6 @@ struct Allowance {
     wait: u64,
 }
 
-/// How much an idle page will be missed: planned places more than others, then by age.
-type Cost = (bool, u64);
-
-/// Windows are looked for among this many unmapped ranges of an arena.
-const CANDIDATES: usize = 512;
 /// Addresses of one segment for small requests; bytes.
 const SMALL_SEGMENT: u64 = 1 << 30;
 /// Reservations are made of this size at least, if the addresses are to be had; bytes.
@@ -78,11 +64,21 @@ impl<D: Driver> Heap<D> {
         if self.plain {
             return self.grow_plain(arena, size);
         }
+        self.retire_all_empty_slabs();
+        for lane in 0..self.lanes.len() {
+            if self.may_take_from(lane) {
+                self.look(lane);
+                self.mark(lane);
+                self.look(lane);
+            }
+        }
+        let mut idle = self.find_idle(Some(lane_of(arena)));
         let window = match self.best_window(arena, size) {
             Some(window) => window,
             None => self.new_segment(arena, size)?,
         };
-        self.fill(window, size)
+        self.call_back(&window)?;
+        self.fill(&window, size, &mut idle)
     }
 
     fn allowance(&self, size: u64) -> Allowance {
@@ -92,7 +88,7 @@ impl<D: Driver> Heap<D> {
         // Moving memory costs the job time in every step that needs it; new memory costs once. So moves that
         // nothing has paid for buy room, little by little, until they cease.
         let overdraft = self.stats.work.stitched.saturating_sub(self.moves_paid_for());
-        let bought = (overdraft / MOVES_PER_THOUSANDTH).min(u64::from(self.config.slack_hurried)) as u32;
+        let bought = (overdraft / MOVES_PER_THOUSANDTH).min(var("HURRY",0)) as u32;
         Allowance {
             quiet: above(self.config.slack + bought),
             wait: above(self.config.slack_before_wait + bought),
@@ -104,144 +100,53 @@ impl<D: Driver> Heap<D> {
         MOVES_IN_ADVANCE + self.clock / REQUESTS_PER_MOVE
     }
 
-    /// The window that needs the fewest pages; of equals the one whose unmapped range is smallest.
-    fn best_window(&self, arena: u16, size: u64) -> Option<Window> {
-        let unmapped = &self.lanes[lane_of(arena)].arenas[kind_of(arena)].unmapped;
-        let mut best: Option<(u64, u64, Window)> = None;
-        for &id in unmapped.iter().take(CANDIDATES) {
-            let room = self.blocks[id].size;
-            let found = [self.window_from_left(id, size), self.window_from_right(id, size)];
-            for (missing, window) in found.into_iter().flatten() {
-                if best.is_none_or(|(least, smallest, _)| (missing, room) < (least, smallest)) {
-                    best = Some((missing, room, window));
-                }
+    /// Calls handles back to their shadows in the window.
+    pub(super) fn call_back(&mut self, window: &Window) -> Result<(), Shortage> {
+        let (mut at, to) = window.pages();
+        while at < to {
+            if let Some((id, piece, shadow)) = self.space.shadow_at(window.segment, at) {
+                self.stats.work.called_back += 1;
+                self.bring(id, window.segment, shadow.at)?;
+                at = shadow.at + piece.size;
+            } else {
+                at += PAGE;
             }
         }
-        best.map(|(_, _, window)| window)
+        Ok(())
     }
 
-    /// A window that begins at the free range before `id`, or at `id`, and runs to the right.
-    fn window_from_left(&self, id: Id, size: u64) -> Option<(u64, Window)> {
-        let block = &self.blocks[id];
-        let before = block.prev;
-        let start = if before != NONE && self.blocks[before].state == State::Free {
-            self.blocks[before].addr
-        } else {
-            block.addr
-        };
-        let to = start.checked_add(size)?;
-        let mut missing = 0;
-        let mut at = id;
-        loop {
-            let here = &self.blocks[at];
-            match here.state {
-                State::Unmapped => {
-                    let needed = (to - here.addr).next_multiple_of(PAGE);
-                    missing += needed.min(here.size);
-                }
-                State::Free => {}
-                _ => return None,
-            }
-            if here.end() >= to {
-                let segment = block.segment;
-                let window = Window { segment, from: start, to, unmapped: id, map_from: block.addr };
-                return Some((missing, window));
-            }
-            at = here.next;
-            if at == NONE {
-                return None;
-            }
-        }
-    }
-
-    /// A window that ends with the free range after `id` and takes only the end of `id`.
-    fn window_from_right(&self, id: Id, size: u64) -> Option<(u64, Window)> {
-        let block = &self.blocks[id];
-        let next = block.next;
-        if next == NONE || self.blocks[next].state != State::Free {
-            return None;
-        }
-        let after = &self.blocks[next];
-        let missing = size.saturating_sub(after.size).next_multiple_of(PAGE);
-        if missing == 0 || missing > block.size {
-            return None;
-        }
-        let map_from = block.end() - missing;
-        let window =
-            Window { segment: block.segment, from: map_from, to: after.end(), unmapped: id, map_from };
-        Some((missing, window))
-    }
-
-    /// Puts memory into every unmapped part of the window.
-    pub(super) fn fill(&mut self, window: Window, size: u64) -> Result<(), Shortage> {
-        self.retire_all_empty_slabs();
-        for lane in 0..self.lanes.len() {
-            if self.may_take_from(lane) {
-                self.look(lane);
-                self.mark(lane);
-                self.look(lane);
-            }
-        }
+    /// Puts memory into every empty page of the window.
+    fn fill(&mut self, window: &Window, size: u64, idle: &mut Vec<HandleId>) -> Result<(), Shortage> {
         let allowance = self.allowance(size);
-        let before = self.stats.work.stitched;
-        let filled = self.fill_within(window, allowance);
-        let moved = self.stats.work.stitched - before;
-        if moved > 0 {
-            let arena = self.space.segments[window.segment as usize].arena;
-            self.note_moves(lane_of(arena), moved);
-        }
-        filled
-    }
-
-    fn fill_within(&mut self, window: Window, allowance: Allowance) -> Result<(), Shortage> {
-        let Window { mut unmapped, map_from: mut from, to, .. } = window;
+        let (mut at, to) = window.pages();
         let mut waited = false;
-        loop {
-            let room = self.blocks[unmapped].end() - from;
-            let want = room.min((to - from).next_multiple_of(PAGE));
-            let (handle, size) = self.piece_for(&window, want, room, allowance, &mut waited)?;
-            unmapped = match self.unmapped_with(unmapped, from, window.segment) {
-                Some(id) => id,
-                None => {
-                    self.space.spare.push((handle, size));
-                    return Err(Shortage::Memory);
-                }
-            };
-            let free = self.map_into(unmapped, from, handle, size)?;
-            if self.blocks[free].end() >= to {
-                return Ok(());
+        while at < to {
+            if self.space.is_mapped(window.segment, at) {
+                at += PAGE;
+                continue;
             }
-            unmapped = self.blocks[free].next;
-            from = self.blocks[unmapped].addr;
+            let room = self.space.empty_from(window.segment, at, self.config.largest_handle);
+            let want = room.min(to - at);
+            at += self.put_piece(window, at, want, room, allowance, idle, &mut waited)?;
         }
+        Ok(())
     }
 
-    /// The unmapped range that holds `from`: `id`, unless it was joined with a neighbour whose page was
-    /// taken away meanwhile.
-    fn unmapped_with(&self, id: Id, from: Address, segment: u16) -> Option<Id> {
-        let holds = |&id: &Id| {
-            let block = &self.blocks[id];
-            block.state == State::Unmapped && block.addr <= from && from < block.end()
-        };
-        if holds(&id) {
-            return Some(id);
-        }
-        let arena = self.space.segments[segment as usize].arena;
-        let unmapped = &self.lanes[lane_of(arena)].arenas[kind_of(arena)].unmapped;
-        unmapped.iter().copied().find(holds)
-    }
-
-    /// One piece of physical memory of at most `room` bytes, mapped nowhere.
-    fn piece_for(
+    /// Puts one piece of physical memory of at most `room` bytes at an empty place; its size.
+    #[allow(clippy::too_many_arguments)]
+    fn put_piece(
         &mut self,
         window: &Window,
+        at: Address,
         want: u64,
         room: u64,
         allowance: Allowance,
+        idle: &mut Vec<HandleId>,
         waited: &mut bool,
-    ) -> Result<(Handle, u64), Shortage> {
+    ) -> Result<u64, Shortage> {
         if let Some(index) = self.space.spare.iter().position(|&(_, size)| size <= room) {
-            return Ok(self.space.spare.swap_remove(index));
+            let (handle, size) = self.space.spare.swap_remove(index);
+            return self.put_new(window.segment, at, handle, size);
         }
         // Nothing is unmapped during a capture as long as memory can be made.
         let capturing = self.capturing();
@@ -249,23 +154,180 @@ impl<D: Driver> Heap<D> {
         if capturing || after <= allowance.quiet {
             match self.create(want) {
                 Err(Shortage::Memory) => {}
-                done => return done,
+                Ok((handle, size)) => return self.put_new(window.segment, at, handle, size),
+                Err(error) => return Err(error),
             }
         }
-        if let Some((id, piece)) = self.victim(Some(window), room, true) {
-            return self.take_away(id, piece);
-        }
-        if !capturing && after > allowance.wait && !*waited {
+        loop {
+            if let Some(id) = self.take_idle(window, room, idle) {
+                return self.stitch(id, window.segment, at);
+            }
+            if capturing || after <= allowance.wait || *waited || !self.wait_for_idle(window) {
+                break;
+            }
             *waited = true;
-            if let Some((id, _)) = self.victim(Some(window), room, false) {
-                let lane = lane_of(self.blocks[id].arena);
-                let quiet = if self.lanes[lane].loud { self.wait_device() } else { self.hush(lane) };
-                if quiet && let Some((id, piece)) = self.victim(Some(window), room, true) {
-                    return self.take_away(id, piece);
+            let lane = lane_of(self.space.segments[window.segment as usize].arena);
+            *idle = self.find_idle(Some(lane));
+        }
+        let (handle, size) = self.create(want)?;
+        self.put_new(window.segment, at, handle, size)
+    }
+
+    /// Waits on the host until the handle that is idle longest is quiet; false if there is none or it could
+    /// not be waited for.
+    fn wait_for_idle(&mut self, window: &Window) -> bool {
+        let mut oldest: Option<(u64, usize)> = None;
+        for lane in 0..self.lanes.len() {
+            if !self.may_take_from(lane) {
+                continue;
+            }
+            for arena in &self.lanes[lane].arenas {
+                for id in arena.bins.at_least(&self.blocks, PAGE) {
+                    let block = &self.blocks[id];
+                    let outside = block.segment != window.segment || block.end() <= window.from || block.addr >= window.to;
+                    if outside && oldest.is_none_or(|(word, _)| block.word < word) {
+                        oldest = Some((block.word, lane));
+                    }
                 }
             }
         }
-        self.create(want)
+        let Some((_, lane)) = oldest else { return false };
+        if self.lanes[lane].loud { self.wait_device() } else { self.hush(lane) }
+    }
+
+    /// Finds all handles that lie idle and may be taken: for `lane` (which needs no quiet for its own, if
+    /// they need not be unmapped), or to be destroyed. The one that will be missed least comes last.
+    pub(super) fn find_idle(&mut self, lane: Option<usize>) -> Vec<HandleId> {
+        self.survey += 1;
+        let mut found: Vec<(u64, HandleId)> = Vec::new();
+        for index in 0..self.lanes.len() {
+            if !self.may_take_from(index) {
+                continue;
+            }
+            let own = self.aliases && lane == Some(index);
+            let lane = &self.lanes[index];
+            if !own && lane.loud {
+                continue;
+            }
+            for arena in &lane.arenas {
+                for id in arena.bins.at_least(&self.blocks, PAGE) {
+                    let block = &self.blocks[id];
+                    if !own && block.word > lane.marks.quiet {
+                        continue;
+                    }
+                    let mut at = block.addr.next_multiple_of(PAGE);
+                    while at + PAGE <= block.end()
+                        && let Some((id, piece)) = self.space.piece_at(block.segment, at)
+                    {
+                        if piece.at >= block.addr && piece.at + piece.size <= block.end() {
+                            self.space.note_idle(id, self.survey);
+                            found.push((block.word, id));
+                        }
+                        at = piece.at + piece.size;
+                    }
+                }
+            }
+        }
+        found.sort_by_key(|&(word, _)| std::cmp::Reverse(word));
+        found.into_iter().map(|(_, id)| id).collect()
+    }
+
+    /// The idle handle that will be missed least, of at most `largest` bytes and outside the window.
+    fn take_idle(&mut self, window: &Window, largest: u64, idle: &mut Vec<HandleId>) -> Option<HandleId> {
+        let (from, to) = window.pages();
+        let place = idle.iter().rposition(|&id| {
+            self.space.is_idle(id, self.survey)
+                && self.space.piece(id).is_some_and(|piece| {
+                    let inside = piece.segment == window.segment && piece.at < to && from < piece.at + piece.size;
+                    piece.size <= largest && !inside
+                })
+        })?;
+        Some(idle.remove(place))
+    }
+
+    /// Maps an idle handle at an empty place; its size.
+    fn stitch(&mut self, id: HandleId, segment: u16, at: Address) -> Result<u64, Shortage> {
+        let Some(Piece { handle, size, .. }) = self.space.piece(id) else { return Err(Shortage::Memory) };
+        if self.aliases {
+            self.stats.work.maps += 1;
+            self.driver.map(at, size, handle)?;
+            self.bring(id, segment, at)?;
+        } else {
+            self.unmap_piece(id)?;
+            self.put_new(segment, at, handle, size)?;
+        }
+        self.stats.work.stitched += 1;
+        self.stats.work.stitched_bytes += size;
+        let lane = lane_of(self.space.segments[segment as usize].arena);
+        self.lanes[lane].trail.get_or_insert_with(|| Box::new(Trail::new()));
+        Ok(size)
+    }
+
+    /// Makes an idle handle present where it is mapped, too.
+    fn bring(&mut self, id: HandleId, segment: u16, at: Address) -> Result<(), Shortage> {
+        let Some(Piece { size, .. }) = self.space.piece(id) else { return Err(Shortage::Memory) };
+        let Some((left, clock)) = self.vacate(id) else { return Err(Shortage::Memory) };
+        self.space.note_idle(id, 0);
+        self.space.shift(id, segment, at, clock);
+        let arena = self.space.segments[segment as usize].arena;
+        self.uncount_mapped(left.0, left.1, size);
+        // What stays with its stream is as quiet as it was; what comes from another stream is quiet.
+        let same = lane_of(left.0) == lane_of(arena);
+        self.occupy(segment, at, size, if same { clock } else { 0 })
+    }
+
+    /// Turns the free range of a handle into one without memory: its arena and segment, and the clock at the
+    /// last free in it.
+    fn vacate(&mut self, id: HandleId) -> Option<((u16, u16), u64)> {
+        let Piece { at, size, segment, .. } = self.space.piece(id)?;
+        let block = self.holder(segment, at).filter(|&id| self.blocks[id].state == State::Free)?;
+        let (arena, clock) = (self.blocks[block].arena, self.blocks[block].word);
+        self.unbin(arena, block);
+        let mut middle = block;
+        if self.blocks[block].addr < at {
+            middle = self.blocks.split(block, at - self.blocks[block].addr);
+            self.bin(arena, block);
+        }
+        if self.blocks[middle].size > size {
+            let rest = self.blocks.split(middle, size);
+            self.bin(arena, rest);
+        }
+        self.lose(arena, middle);
+        Some(((arena, segment), clock))
+    }
+
+    /// Turns a range without memory into a free one.
+    fn occupy(&mut self, segment: u16, at: Address, size: u64, clock: u64) -> Result<(), Shortage> {
+        let arena = self.space.segments[segment as usize].arena;
+        let unmapped = self.holder(segment, at).filter(|&id| self.blocks[id].state == State::Unmapped);
+        let Some(id) = unmapped else { return Err(Shortage::Memory) };
+        let list = &mut self.lanes[lane_of(arena)].arenas[kind_of(arena)];
+        let mut middle = id;
+        if at > self.blocks[id].addr {
+            middle = self.blocks.split(id, at - self.blocks[id].addr);
+        } else {
+            list.remove_unmapped(&mut self.blocks, id);
+        }
+        if self.blocks[middle].size > size {
+            let rest = self.blocks.split(middle, size);
+            list.add_unmapped(&mut self.blocks, rest);
+        }
+        self.count_mapped(arena, segment, size);
+        self.release_range(middle, clock);
+        Ok(())
+    }
+
+    /// Maps a handle that is mapped nowhere at an empty place; its size. On failure it is kept as a spare.
+    fn put_new(&mut self, segment: u16, at: Address, handle: Handle, size: u64) -> Result<u64, Shortage> {
+        self.stats.work.maps += 1;
+        if let Err(error) = self.driver.map(at, size, handle) {
+            self.space.spare.push((handle, size));
+            return Err(error.into());
+        }
+        self.space.place(Piece { handle, size, at, segment });
+        // Memory that just came is as quiet as can be.
+        self.occupy(segment, at, size, 0)?;
+        Ok(size)
     }
 
     /// Makes a piece of physical memory of at most `want` bytes.
@@ -294,7 +356,7 @@ impl<D: Driver> Heap<D> {
 
     /// How large a piece may be: pieces move as a whole, so they stay small against what is held.
     fn step(&self) -> u64 {
-        let share = (self.space.physical / 512 / PAGE).max(1);
+        let share = (self.space.physical / var("SHARE",512) / PAGE).max(1);
         ((1 << share.ilog2()) * PAGE).min(self.config.largest_handle).max(PAGE)
     }
 
@@ -303,82 +365,26 @@ impl<D: Driver> Heap<D> {
         lane.in_use && self.pools.open(lane.pool)
     }
 
-    /// The idle handle that will be missed least: the free range and the piece in it. With `quiet` only
-    /// one that no work can be using.
-    pub(super) fn victim(
-        &self,
-        window: Option<&Window>,
-        largest: u64,
-        quiet: bool,
-    ) -> Option<(Id, (HandleId, Piece))> {
-        let mut best: Option<(Cost, Id, (HandleId, Piece))> = None;
-        for (index, lane) in self.lanes.iter().enumerate() {
-            if !self.may_take_from(index) || (quiet && lane.loud) {
-                continue;
-            }
-            for (kind, arena) in lane.arenas.iter().enumerate() {
-                for id in arena.bins.at_least(&self.blocks, PAGE) {
-                    let block = &self.blocks[id];
-                    // What lay idle longest goes first. Planned places go last, and of them the one that was
-                    // used just now: it is the one that will be needed latest.
-                    let cost = match kind {
-                        PLANNED => (true, self.clock - block.word),
-                        _ => (false, block.word),
-                    };
-                    let cheaper = best.is_none_or(|(least, ..)| cost < least);
-                    if !cheaper || (quiet && block.word > lane.marks.quiet) {
-                        continue;
-                    }
-                    // What lies in the window is spared, what lies beside it is not.
-                    let (from, to) = match window {
-                        Some(window) if window.segment == block.segment => (window.from, window.to),
-                        _ => (block.end(), block.end()),
-                    };
-                    let beside = [(block.addr, block.end().min(from)), (block.addr.max(to), block.end())];
-                    let within = beside.into_iter().find_map(|(from, to)| {
-                        if from < to {
-                            self.space.piece_within(block.segment, from, to, largest)
-                        } else {
-                            None
-                        }
-                    });
-                    if let Some(piece) = within {
-                        best = Some((cost, id, piece));
-                    }
-                }
-            }
+    /// Unmaps an idle handle everywhere. What is left of it on failure stays as it was.
+    pub(super) fn unmap_piece(&mut self, id: HandleId) -> Result<(), DriverError> {
+        for shadow in self.space.shadows_of(id).to_vec() {
+            self.unmap_shadow(id, shadow)?;
         }
-        best.map(|(_, id, piece)| (id, piece))
-    }
-
-    /// Takes a victim's piece from where it lies, to be mapped elsewhere.
-    fn take_away(&mut self, id: Id, piece: (HandleId, Piece)) -> Result<(Handle, u64), Shortage> {
-        let Piece { handle, size, .. } = piece.1;
-        self.unmap_piece(id, piece)?;
-        self.stats.work.stitched += 1;
-        self.stats.work.stitched_bytes += size;
-        Ok((handle, size))
-    }
-
-    /// Unmaps a piece that lies in the free range `id`.
-    pub(super) fn unmap_piece(&mut self, id: Id, piece: (HandleId, Piece)) -> Result<(), DriverError> {
-        let (handle, Piece { at, size, .. }) = piece;
+        let Some(Piece { at, size, .. }) = self.space.piece(id) else { return Ok(()) };
         self.stats.work.unmaps += 1;
         self.driver.unmap(at, size)?;
-        self.space.displace(handle);
-        let arena = self.blocks[id].arena;
-        self.uncount_mapped(arena, self.blocks[id].segment, size);
-        self.unbin(arena, id);
-        let mut middle = id;
-        if self.blocks[id].addr < at {
-            middle = self.blocks.split(id, at - self.blocks[id].addr);
-            self.bin(arena, id);
+        if let Some((left, _)) = self.vacate(id) {
+            self.space.displace(id);
+            self.uncount_mapped(left.0, left.1, size);
         }
-        if self.blocks[middle].size > size {
-            let rest = self.blocks.split(middle, size);
-            self.bin(arena, rest);
-        }
-        self.lose(arena, middle);
+        Ok(())
+    }
+
+    pub(super) fn unmap_shadow(&mut self, id: HandleId, shadow: Shadow) -> Result<(), DriverError> {
+        let Some(Piece { size, .. }) = self.space.piece(id) else { return Ok(()) };
+        self.stats.work.unmaps += 1;
+        self.driver.unmap(shadow.at, size)?;
+        self.space.fade(id, shadow);
         Ok(())
     }
 
@@ -397,30 +403,21 @@ impl<D: Driver> Heap<D> {
         }
     }
 
-    /// Maps a handle at `from` in the unmapped range `id`; returns the free range that it became part of.
-    /// On failure the handle is kept as a spare.
-    fn map_into(&mut self, id: Id, from: Address, handle: Handle, size: u64) -> Result<Id, Shortage> {
-        self.stats.work.maps += 1;
-        if let Err(error) = self.driver.map(from, size, handle) {
-            self.space.spare.push((handle, size));
-            return Err(error.into());
+    /// The block of a segment that an address lies in.
+    pub(super) fn holder(&self, segment: u16, at: Address) -> Option<Id> {
+        let entry = &self.space.segments[segment as usize];
+        let mut id = match self.space.find_before(segment, at, true) {
+            Found::Block(id) => id,
+            Found::Slab(slab) => self.slabs[slab].block,
+            Found::Nothing => entry.first,
+        };
+        while self.blocks[id].end() <= at {
+            id = self.blocks[id].next;
+            if id == NONE {
+                return None;
+            }
         }
-        let (arena, segment) = (self.blocks[id].arena, self.blocks[id].segment);
-        let list = &mut self.lanes[lane_of(arena)].arenas[kind_of(arena)];
-        let mut middle = id;
-        if from > self.blocks[id].addr {
-            middle = self.blocks.split(id, from - self.blocks[id].addr);
-        } else {
-            list.remove_unmapped(&mut self.blocks, id);
-        }
-        if self.blocks[middle].size > size {
-            let rest = self.blocks.split(middle, size);
-            list.add_unmapped(&mut self.blocks, rest);
-        }
-        self.space.place(Piece { handle, size, at: from, segment });
-        self.count_mapped(arena, segment, size);
-        // Memory that just came is as quiet as can be.
-        Ok(self.release_range(middle, 0))
+        Some(id)
     }
 
     /// Statistics of `size` bytes that came to a segment.
@@ -445,7 +442,6 @@ impl<D: Driver> Heap<D> {
         let first = self.lanes.iter().all(|lane| lane.arenas[kind].segments.is_empty());
         let usual = match kind {
             SMALL | RUNS => SMALL_SEGMENT,
-            PLANNED => least,
             // Most jobs use one stream: it gets addresses for more than the device has.
             _ if first => self.total.saturating_mul(2),
             _ => self.total / 2,
@@ -470,7 +466,7 @@ impl<D: Driver> Heap<D> {
         let list = &mut self.lanes[lane_of(arena)].arenas[kind];
         list.segments.push(segment);
         list.add_unmapped(&mut self.blocks, id);
-        Ok(Window { segment, from: base, to: base + size, unmapped: id, map_from: base })
+        Ok(Window { segment, from: base, to: base + size })
     }
 
     /// Addresses for a segment of `usual` bytes, or at least `least`: cut from a region, made if need be.
@@ -530,3 +526,5 @@ impl<D: Driver> Heap<D> {
         Ok(())
     }
 }
+
+pub(crate) fn var(name:&str,default:u64)->u64{ use std::sync::OnceLock; use std::collections::HashMap; use std::sync::Mutex; static M:OnceLock<Mutex<HashMap<String,u64>>>=OnceLock::new(); *M.get_or_init(Default::default).lock().unwrap().entry(name.to_owned()).or_insert_with(||std::env::var(name).ok().and_then(|v|v.parse().ok()).unwrap_or(default)) }

@@ -24,17 +24,17 @@ mod config;
 mod fit;
 mod give_back;
 mod grow;
-mod pack;
-mod plan;
-mod planned;
 mod pool;
 mod pressure;
+mod retrace;
 mod segment;
 mod size_class;
 mod slab;
 mod snapshot;
 mod stats;
 mod stream;
+mod trail;
+mod window;
 
 use hashbrown::HashMap;
 
@@ -46,7 +46,7 @@ pub use pool::Filter;
 pub use snapshot::{BlockInfo, BlockState, SegmentInfo};
 pub use stats::{DriverWork, Split, Stat, Stats};
 
-use arena::{HUGE, Lane, PLANNED, RUNS, arena_number, kind_for, kind_of, lane_of, part_of};
+use arena::{Lane, RUNS, arena_number, kind_for, kind_of, lane_of, part_of};
 use block::{Blocks, Id, NONE, State};
 use fit::GRAIN;
 use pool::Pools;
@@ -73,6 +73,11 @@ pub struct Heap<D: Driver> {
     total: u64,
     /// The driver has no virtual memory management.
     plain: bool,
+    /// The driver can map one handle at several addresses at once.
+    aliases: bool,
+    /// Counts surveys of what is idle, and searches in them.
+    survey: u64,
+    search: u64,
     blocks: Blocks,
     slabs: Slabs,
     lanes: Vec<Lane>,
@@ -88,6 +93,7 @@ pub struct Heap<D: Driver> {
     until_poll: u32,
     /// Requests from this size on are huge; bytes.
     huge_from: u64,
+    trail_from: u64,
 }
 
 impl<D: Driver> Heap<D> {
@@ -104,6 +110,7 @@ impl<D: Driver> Heap<D> {
         if !plain && !segment::PAGE.is_multiple_of(driver.granularity().max(1)) {
             return Err(HeapError::Config("the driver's granularity does not divide 2 MiB"));
         }
+        let aliases = driver.has_aliases();
         let total = driver.memory_info()?.total;
         Ok(Heap {
             classes: Classes::new(config.minimum),
@@ -111,6 +118,9 @@ impl<D: Driver> Heap<D> {
             config,
             total,
             plain,
+            aliases,
+            survey: 0,
+            search: 0,
             blocks: Blocks::new(),
             slabs: Slabs::new(),
             lanes: Vec::new(),
@@ -122,7 +132,8 @@ impl<D: Driver> Heap<D> {
             stats: Ledgers::default(),
             clock: 0,
             until_poll: POLL,
-            huge_from: u64::MAX,
+            huge_from: grow::var("HUGE",u64::MAX),
+            trail_from: grow::var("TRAIL",(1<<20)+1),
         })
     }
 
@@ -156,8 +167,8 @@ impl<D: Driver> Heap<D> {
             _ => return Err(self.out_of_memory(size)),
         };
         let kind = kind_for(rounded, self.huge_from);
-        if kind == HUGE && self.lanes[lane].planner.is_some() {
-            return self.malloc_planned(lane, rounded, size, tag);
+        if rounded >= self.trail_from && self.lanes[lane].trail.is_some() {
+            return self.malloc_retraced(lane, kind, rounded, size, tag);
         }
         match self.lanes[lane].arenas[kind].bins.best(&self.blocks, rounded) {
             Some(id) => Ok(self.hand_out(id, rounded, size, tag)),
@@ -430,15 +441,10 @@ impl<D: Driver> Heap<D> {
     fn settle_block(&mut self, id: Id) {
         let block = &self.blocks[id];
         let (at, size, requested) = (block.addr, block.size, block.word);
-        let (segment, arena, logged) = (block.segment, block.arena, block.a);
+        let (segment, arena) = (block.segment, block.arena);
         self.stats.settled(part_of(arena), size, requested);
         self.space.clear(segment, at);
         let lane = &mut self.lanes[lane_of(arena)];
-        if logged != NONE
-            && let Some(planner) = &mut lane.planner
-        {
-            planner.freed(logged);
-        }
         lane.last_free = self.clock;
         lane.arenas[kind_of(arena)].taken -= 1;
         let clock = self.clock;

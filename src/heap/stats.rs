@@ -111,6 +111,12 @@ pub struct DriverWork {
     pub stitched: u64,
     /// Bytes of those handles.
     pub stitched_bytes: u64,
+    /// Handles that came back, without a call, to where they had been mapped before.
+    pub called_back: u64,
+    pub hits: u64,
+    pub missed: u64,
+    pub unknown: u64,
+
     /// Blocks served from another stream's cache.
     pub lent: u64,
 }
@@ -269,6 +275,7 @@ impl Stats {
             ("strandline.unmaps", work.unmaps as i64),
             ("strandline.stitched", work.stitched as i64),
             ("strandline.stitched_bytes", work.stitched_bytes as i64),
+            ("strandline.called_back", work.called_back as i64),
             ("strandline.lent", work.lent as i64),
             ("strandline.host_waits", work.host_waits as i64),
             ("strandline.stream_waits", work.stream_waits as i64),

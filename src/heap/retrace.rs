@@ -1,0 +1,105 @@
+//! Requests that are given the place that they had last time: the heap's side of [`trail`](super::trail).
+//!
+//! It knows memory and where a request should lie, not why. Invariant: a place is used only if it is free
+//! and every handle that is missing there lies idle.
+
+use super::block::{Id, State};
+use super::segment::PAGE;
+use super::window::Window;
+use super::{Address, Driver, Heap, HeapError, Tag, kind_of, lane_of};
+
+impl<D: Driver> Heap<D> {
+    /// A request on a lane with a trail.
+    pub(super) fn malloc_retraced(
+        &mut self,
+        lane: usize,
+        kind: usize,
+        size: u64,
+        requested: u64,
+        tag: Tag,
+    ) -> Result<Address, HeapError> {
+        let expected = self.lanes[lane].trail.as_mut().and_then(|trail| trail.expect(size));
+        let place = expected.and_then(|at| self.take_place(lane, kind, at, size));
+        if expected.is_some() { if place.is_some() { self.stats.work.hits += 1 } else { self.stats.work.missed += 1 } } else { self.stats.work.unknown += 1 }
+        let id = match place.or_else(|| self.fitting(lane, kind, size)) {
+            Some(id) => {
+                self.hand_out(id, size, requested, tag);
+                id
+            }
+            None => self.malloc_block_slow(lane, size, requested, tag)?,
+        };
+        let at = self.blocks[id].addr;
+        if let Some(trail) = &mut self.lanes[lane].trail {
+            trail.lies(at);
+        }
+        Ok(at)
+    }
+
+    /// The free range at a place, with memory everywhere and nothing before it; none if it is not free, or
+    /// would cost a call.
+    fn take_place(&mut self, lane: usize, kind: usize, at: Address, size: u64) -> Option<Id> {
+        let segments = &self.lanes[lane].arenas[kind].segments;
+        let segment = *segments.iter().find(|&&segment| {
+            let segment = &self.space.segments[segment as usize];
+            (segment.base..segment.end()).contains(&at)
+        })?;
+        let window = Window { segment, from: at, to: at + size };
+        let first = self.holder(segment, at)?;
+        let (mut id, mut whole) = (first, true);
+        loop {
+            match self.blocks[id].state {
+                State::Free => {}
+                State::Unmapped => whole = false,
+                _ => return None,
+            }
+            if self.blocks[id].end() >= window.to {
+                break;
+            }
+            id = self.blocks[id].next;
+            if id == super::NONE {
+                return None;
+            }
+        }
+        let mut id = first;
+        if !whole {
+            if !self.can_call_back(lane, &window) {
+                return None;
+            }
+            self.call_back(&window).ok()?;
+            id = self.holder(segment, at)?;
+        }
+        let before = at - self.blocks[id].addr;
+        if before == 0 {
+            return Some(id);
+        }
+        let arena = self.blocks[id].arena;
+        self.unbin(arena, id);
+        let place = self.blocks.split(id, before);
+        self.bin(arena, id);
+        self.bin(arena, place);
+        Some(place)
+    }
+
+    /// Whether every page that is missing in the window is the shadow of a handle that lies idle.
+    fn can_call_back(&mut self, lane: usize, window: &Window) -> bool {
+        let (mut at, to) = window.pages();
+        while at < to {
+            if self.space.piece_at(window.segment, at).is_some() {
+                at += PAGE;
+                continue;
+            }
+            let Some((_, piece, shadow)) = self.space.shadow_at(window.segment, at) else { return false };
+            let Some(block) = self.holder(piece.segment, piece.at) else { return false };
+            let block = &self.blocks[block];
+            let owner = lane_of(block.arena);
+            let idle = block.state == State::Free && block.end() >= piece.at + piece.size;
+            let own = owner == lane && self.aliases;
+            let quiet = own || (!self.lanes[owner].loud && block.word <= self.lanes[owner].marks.quiet);
+            if !idle || !quiet || !self.may_take_from(owner) {
+                return false;
+            }
+            at = shadow.at + piece.size;
+        }
+        self.is_distinct(window)
+    }
+}
