@@ -5,7 +5,7 @@
 
 use super::arena::{Arena, Lane};
 use super::block::State;
-use super::segment::{HandleId, Piece};
+use super::segment::{HandleId, Piece, Shadow};
 use super::{AddressSpace, Driver, Handle, Heap, kind_of, lane_of};
 
 impl<D: Driver> Heap<D> {
@@ -33,10 +33,13 @@ impl<D: Driver> Heap<D> {
 
     /// Whether no work can be using a handle's old addresses any more.
     fn has_quiet_shadows(&self, id: HandleId) -> bool {
-        self.space.shadows_of(id).iter().all(|shadow| {
-            let lane = lane_of(self.space.segments[shadow.segment as usize].arena);
-            shadow.clock <= self.lanes[lane].marks.quiet
-        })
+        self.space.shadows_of(id).iter().all(|&shadow| self.is_quiet(shadow))
+    }
+
+    /// Whether no work can be using a shadow's addresses any more.
+    pub(super) fn is_quiet(&self, shadow: Shadow) -> bool {
+        let lane = lane_of(self.space.segments[shadow.segment as usize].arena);
+        shadow.clock <= self.lanes[lane].marks.quiet
     }
 
     fn destroy(&mut self, handle: Handle, size: u64) -> u64 {

@@ -105,8 +105,12 @@ impl<D: Driver> Heap<D> {
         let (mut at, to) = window.pages();
         while at < to {
             if let Some((id, piece, shadow)) = self.space.shadow_at(window.segment, at) {
-                self.stats.work.called_back += 1;
-                self.bring(id, window.segment, shadow.at)?;
+                if self.space.is_idle(id, self.survey) {
+                    self.stats.work.called_back += 1;
+                    self.bring(id, window.segment, shadow.at)?;
+                } else {
+                    self.unmap_shadow(id, shadow)?;
+                }
                 at = shadow.at + piece.size;
             } else {
                 at += PAGE;
@@ -228,7 +232,7 @@ impl<D: Driver> Heap<D> {
                 }
             }
         }
-        found.sort_by_key(|&(word, _)| std::cmp::Reverse(word));
+        match var("ORDER",0) { 0=>found.sort_by_key(|&(word, _)| std::cmp::Reverse(word)), 1=>found.sort_by_key(|&(word, _)| word), 2=> found.sort_by_key(|&(word,id)| (std::cmp::Reverse(self.space.shadows_of(id).len()),std::cmp::Reverse(word))), _=>found.sort_by_key(|&(word,id)| (std::cmp::Reverse(self.space.shadows_of(id).len()),word))  }
         found.into_iter().map(|(_, id)| id).collect()
     }
 

@@ -8,6 +8,9 @@ use super::segment::PAGE;
 use super::window::Window;
 use super::{Address, Driver, Heap, HeapError, Tag, kind_of, lane_of};
 
+/// So many places where a request lay before are tried.
+const PLACES: usize = 4;
+
 impl<D: Driver> Heap<D> {
     /// A request on a lane with a trail.
     pub(super) fn malloc_retraced(
@@ -18,9 +21,19 @@ impl<D: Driver> Heap<D> {
         requested: u64,
         tag: Tag,
     ) -> Result<Address, HeapError> {
-        let expected = self.lanes[lane].trail.as_mut().and_then(|trail| trail.expect(size));
-        let place = expected.and_then(|at| self.take_place(lane, kind, at, size));
-        if expected.is_some() { if place.is_some() { self.stats.work.hits += 1 } else { self.stats.work.missed += 1 } } else { self.stats.work.unknown += 1 }
+        let mut places = [0; PLACES];
+        let (mut known, mut count) = (false, 0);
+        if let Some(trail) = &mut self.lanes[lane].trail {
+            known = trail.expect(size);
+            for at in trail.earlier().take(4 * PLACES) {
+                if count < PLACES && !places[..count].contains(&at) {
+                    places[count] = at;
+                    count += 1;
+                }
+            }
+        }
+        let place = places[..count].iter().find_map(|&at| self.take_place(lane, kind, at, size));
+        if known { if place.is_some() { self.stats.work.hits += 1 } else { self.stats.work.missed += 1 } } else { self.stats.work.unknown += 1 }
         let id = match place.or_else(|| self.fitting(lane, kind, size)) {
             Some(id) => {
                 self.hand_out(id, size, requested, tag);
@@ -82,13 +95,15 @@ impl<D: Driver> Heap<D> {
 
     /// Whether every page that is missing in the window is the shadow of a handle that lies idle.
     fn can_call_back(&mut self, lane: usize, window: &Window) -> bool {
+        self.survey += 1;
         let (mut at, to) = window.pages();
         while at < to {
             if self.space.piece_at(window.segment, at).is_some() {
                 at += PAGE;
                 continue;
             }
-            let Some((_, piece, shadow)) = self.space.shadow_at(window.segment, at) else { return false };
+            let Some((id, piece, shadow)) = self.space.shadow_at(window.segment, at) else { return false };
+            self.space.note_idle(id, self.survey);
             let Some(block) = self.holder(piece.segment, piece.at) else { return false };
             let block = &self.blocks[block];
             let owner = lane_of(block.arena);

@@ -23,6 +23,8 @@ const SLIP: usize = 3;
 struct Step {
     size: u64,
     at: Address,
+    /// How many requests ago the same request came the time before; 0 where that is not known.
+    back: u32,
 }
 
 /// The log of a lane's requests.
@@ -48,9 +50,29 @@ impl Trail {
         }
     }
 
-    /// Writes a request down; where the same request lay last time, if that can be told.
-    pub(super) fn expect(&mut self, size: u64) -> Option<Address> {
-        self.log[self.count % LOG] = Step { size, at: 0 };
+    /// Writes a request down, and which earlier one it repeats.
+    pub(super) fn expect(&mut self, size: u64) -> bool {
+        let found = self.recognise(size);
+        if let Some(number) = found {
+            let last = self.count - 1;
+            self.log[last % LOG].back = (last - number) as u32;
+        }
+        found.is_some()
+    }
+
+    /// Where the latest request lay the last time, the time before, and so on.
+    pub(super) fn earlier(&self) -> impl Iterator<Item = Address> + '_ {
+        let mut number = self.count - 1;
+        std::iter::from_fn(move || {
+            let back = self.log[number % LOG].back as usize;
+            number -= back;
+            if back == 0 || !self.knows(number) { None } else { Some(self.log[number % LOG].at) }
+        })
+        .filter(|&at| at != 0)
+    }
+
+    fn recognise(&mut self, size: u64) -> Option<usize> {
+        self.log[self.count % LOG] = Step { size, at: 0, back: 0 };
         self.count += 1;
         let found = self.find(size);
         match found {
@@ -74,14 +96,10 @@ impl Trail {
             if found.is_none() && let Some(seen) = seen && self.knows(seen - 1) {
                 self.follow = Some(seen);
                 self.misses = 0;
-                return self.at(seen - 1);
+                return Some(seen - 1);
             }
         }
-        found.and_then(|number| self.at(number))
-    }
-
-    fn at(&self, number: usize) -> Option<Address> {
-        Some(self.log[number % LOG].at).filter(|&at| at != 0)
+        found
     }
 
     fn knows(&self, number: usize) -> bool {
