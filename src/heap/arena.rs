@@ -21,6 +21,8 @@ use super::{SMALL_MAX, Stream};
 pub(super) const HUGE: usize = 2;
 /// Index of the arena for the runs of slabs.
 pub(super) const RUNS: usize = 3;
+/// Index of the arena for large requests that are expected to stay.
+pub(super) const KEPT: usize = 4;
 /// Requests from this size on (after rounding) are huge, once pages have to be moved; before, none is.
 /// Bytes.
 pub(super) const HUGE_FROM: u64 = 8 << 20;
@@ -112,7 +114,7 @@ pub(super) struct Lane {
     pub stream: Stream,
     /// Index into the heap's pools; 0 is everybody's.
     pub pool: u32,
-    pub arenas: [Arena; 4],
+    pub arenas: [Arena; 5],
     pub marks: Marks,
     /// Where its requests lay: once handles had to be moved.
     pub trail: Option<Box<Trail>>,

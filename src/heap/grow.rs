@@ -121,7 +121,10 @@ impl<D: Driver> Heap<D> {
 
     /// Puts memory into every empty page of the window.
     fn fill(&mut self, window: &Window, size: u64, idle: &mut Vec<HandleId>) -> Result<(), Shortage> {
-        let allowance = self.allowance(size);
+        let mut allowance = self.allowance(size);
+        if kind_of(self.space.segments[window.segment as usize].arena) == super::arena::KEPT {
+            allowance.quiet += size.next_multiple_of(PAGE);
+        }
         let (mut at, to) = window.pages();
         let mut waited = false;
         while at < to {

@@ -150,6 +150,23 @@ impl<D: Driver> Heap<D> {
     /// otherwise. The heap is as before then, and stays usable.
     #[inline]
     pub fn malloc(&mut self, size: u64, stream: Stream, tag: Tag) -> Result<Address, HeapError> {
+        self.malloc_from(0, size, stream, tag)
+    }
+
+    /// The same for a request whose place in the program is known: requests from one place have the same
+    /// number, and 0 says nothing. It helps the heap to see that a job repeats itself, and changes nothing
+    /// else.
+    ///
+    /// # Errors
+    /// As [`malloc`](Self::malloc).
+    #[inline]
+    pub fn malloc_from(
+        &mut self,
+        site: u32,
+        size: u64,
+        stream: Stream,
+        tag: Tag,
+    ) -> Result<Address, HeapError> {
         if self.pending.blocks != 0 {
             self.poll();
         }
@@ -168,7 +185,7 @@ impl<D: Driver> Heap<D> {
         };
         let kind = kind_for(rounded, self.huge_from);
         if rounded >= self.trail_from && self.lanes[lane].trail.is_some() {
-            return self.malloc_retraced(lane, kind, rounded, size, tag);
+            return self.malloc_retraced(lane, kind, site, rounded, size, tag);
         }
         match self.lanes[lane].arenas[kind].bins.best(&self.blocks, rounded) {
             Some(id) => Ok(self.hand_out(id, rounded, size, tag)),
@@ -441,10 +458,15 @@ impl<D: Driver> Heap<D> {
     fn settle_block(&mut self, id: Id) {
         let block = &self.blocks[id];
         let (at, size, requested) = (block.addr, block.size, block.word);
-        let (segment, arena) = (block.segment, block.arena);
+        let (segment, arena, logged) = (block.segment, block.arena, block.a);
         self.stats.settled(part_of(arena), size, requested);
         self.space.clear(segment, at);
         let lane = &mut self.lanes[lane_of(arena)];
+        if logged != NONE
+            && let Some(trail) = &mut lane.trail
+        {
+            trail.freed(logged);
+        }
         lane.last_free = self.clock;
         lane.arenas[kind_of(arena)].taken -= 1;
         let clock = self.clock;

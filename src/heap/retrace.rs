@@ -3,6 +3,7 @@
 //! It knows memory and where a request should lie, not why. Invariant: a place is used only if it is free
 //! and every handle that is missing there lies idle.
 
+use super::arena::{KEPT, arena_number};
 use super::block::{Id, State};
 use super::segment::PAGE;
 use super::window::Window;
@@ -17,6 +18,7 @@ impl<D: Driver> Heap<D> {
         &mut self,
         lane: usize,
         kind: usize,
+        site: u32,
         size: u64,
         requested: u64,
         tag: Tag,
@@ -24,12 +26,28 @@ impl<D: Driver> Heap<D> {
         let mut places = [0; PLACES];
         let (mut known, mut count) = (false, 0);
         if let Some(trail) = &mut self.lanes[lane].trail {
-            known = trail.expect(size);
+            known = trail.expect(site, size);
             for at in trail.earlier().take(4 * PLACES) {
                 if count < PLACES && !places[..count].contains(&at) {
                     places[count] = at;
                     count += 1;
                 }
+            }
+        }
+        let stays = super::grow::var("KEPT",1)==1 && self.lanes[lane].trail.as_ref().is_some_and(|trail| trail.stays());
+        if stays {
+            self.stats.work.kept += 1;
+            let id = match self.fitting(lane, KEPT, size) {
+                Some(id) => Some(id),
+                None => match self.grow(arena_number(lane, KEPT), size) { Ok(()) => self.fitting(lane, KEPT, size), _ => None },
+            };
+            if let Some(id) = id {
+                self.hand_out(id, size, requested, tag);
+                let at = self.blocks[id].addr;
+                if let Some(trail) = &mut self.lanes[lane].trail {
+                    self.blocks[id].a = trail.lies(at);
+                }
+                return Ok(at);
             }
         }
         let place = places[..count].iter().find_map(|&at| self.take_place(lane, kind, at, size));
@@ -43,7 +61,7 @@ impl<D: Driver> Heap<D> {
         };
         let at = self.blocks[id].addr;
         if let Some(trail) = &mut self.lanes[lane].trail {
-            trail.lies(at);
+            self.blocks[id].a = trail.lies(at);
         }
         Ok(at)
     }

@@ -116,6 +116,7 @@ pub struct DriverWork {
     pub hits: u64,
     pub missed: u64,
     pub unknown: u64,
+    pub kept: u64,
 
     /// Blocks served from another stream's cache.
     pub lent: u64,

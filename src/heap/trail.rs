@@ -21,10 +21,12 @@ const SLIP: usize = 3;
 
 #[derive(Clone, Copy, Default)]
 struct Step {
+    site: u32,
     size: u64,
     at: Address,
     /// How many requests ago the same request came the time before; 0 where that is not known.
     back: u32,
+    freed: bool,
 }
 
 /// The log of a lane's requests.
@@ -35,6 +37,8 @@ pub(super) struct Trail {
     /// The number of the request that is expected next; none where the place is lost.
     follow: Option<usize>,
     misses: usize,
+    /// Sites are known.
+    fuzzy: bool,
     /// Where the latest requests of a context were last seen: the number of the request after them.
     places: HashMap<u64, usize, FixedState>,
 }
@@ -46,13 +50,14 @@ impl Trail {
             count: 0,
             follow: None,
             misses: 0,
+            fuzzy: false,
             places: HashMap::default(),
         }
     }
 
     /// Writes a request down, and which earlier one it repeats.
-    pub(super) fn expect(&mut self, size: u64) -> bool {
-        let found = self.recognise(size);
+    pub(super) fn expect(&mut self, site: u32, size: u64) -> bool {
+        let found = self.recognise(site, size);
         if let Some(number) = found {
             let last = self.count - 1;
             self.log[last % LOG].back = (last - number) as u32;
@@ -71,10 +76,11 @@ impl Trail {
         .filter(|&at| at != 0)
     }
 
-    fn recognise(&mut self, size: u64) -> Option<usize> {
-        self.log[self.count % LOG] = Step { size, at: 0, back: 0 };
+    fn recognise(&mut self, site: u32, size: u64) -> Option<usize> {
+        self.fuzzy |= site != 0 && super::grow::var("FUZZY",1)==1;
+        self.log[self.count % LOG] = Step { site, size, at: 0, back: 0, freed: false };
         self.count += 1;
-        let found = self.find(size);
+        let found = self.find(site, size);
         match found {
             Some(number) => {
                 self.misses = 0;
@@ -107,18 +113,47 @@ impl Trail {
     }
 
     /// The request with this size at the place that is followed, or a little later.
-    fn find(&self, size: u64) -> Option<usize> {
+    fn find(&self, site: u32, size: u64) -> Option<usize> {
         let follow = self.follow?;
-        (follow..follow + SLIP).find(|&number| self.knows(number) && self.log[number % LOG].size == size)
+        let near = || (follow..follow + SLIP).filter(|&number| self.knows(number));
+        let step = |number: usize| self.log[number % LOG];
+        let same = |&number: &usize| step(number).site == site && step(number).size == size;
+        near().find(same).or_else(|| near().find(|&number| self.fuzzy && step(number).site == site))
     }
 
-    /// Writes down where the latest request lies.
-    pub(super) fn lies(&mut self, at: Address) {
+    /// Writes down where the latest request lies; returns the number by which its free is known.
+    pub(super) fn lies(&mut self, at: Address) -> u32 {
         self.log[(self.count - 1) % LOG].at = at;
+        (self.count - 1) as u32
+    }
+
+    /// Writes a free down.
+    pub(super) fn freed(&mut self, number: u32) {
+        let age = (self.count as u32).wrapping_sub(number) as usize;
+        if (1..LOG).contains(&age) {
+            self.log[(self.count - age) % LOG].freed = true;
+        }
+    }
+
+    /// Whether the same requests stayed: the one before the last is there still.
+    pub(super) fn stays(&self) -> bool {
+        let mut number = self.count - 1;
+        for _ in 0..2 {
+            let back = self.log[number % LOG].back as usize;
+            number = number.wrapping_sub(back);
+            if back == 0 || !self.knows(number) {
+                return false;
+            }
+        }
+        !self.log[number % LOG].freed
     }
 
     fn context(&self) -> u64 {
-        let sizes = (self.count - CONTEXT..self.count).map(|number| self.log[number % LOG].size);
-        sizes.fold(0, |sum, size| (sum.rotate_left(7) ^ size).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+        let key = |number: usize| {
+            let Step { site, size, .. } = self.log[number % LOG];
+            if site == 0 || !self.fuzzy { size } else { u64::from(site) }
+        };
+        let keys = (self.count - CONTEXT..self.count).map(key);
+        keys.fold(0, |sum, key| (sum.rotate_left(7) ^ key).wrapping_mul(0x9e37_79b9_7f4a_7c15))
     }
 }
