@@ -88,9 +88,10 @@ impl<D: Driver> Heap<D> {
         // Moving memory costs the job time in every step that needs it; new memory costs once. So moves that
         // nothing has paid for buy room, little by little, until they cease.
         let overdraft = self.stats.work.stitched.saturating_sub(self.moves_paid_for());
+        let slack = self.config.slack.min(var("SLACK",1000) as u32);
         let bought = (overdraft / MOVES_PER_THOUSANDTH).min(var("HURRY",0)) as u32;
         Allowance {
-            quiet: above(self.config.slack + bought),
+            quiet: above(slack + bought),
             wait: above(self.config.slack_before_wait + bought),
         }
     }
@@ -266,7 +267,10 @@ impl<D: Driver> Heap<D> {
         self.stats.work.stitched += 1;
         self.stats.work.stitched_bytes += size;
         let lane = lane_of(self.space.segments[segment as usize].arena);
-        self.lanes[lane].trail.get_or_insert_with(|| Box::new(Trail::new()));
+        if self.stats.work.stitched_bytes >= self.space.physical / 100 * var("ACT",100) {
+            self.huge_from = var("HUGE", 8 << 20);
+            self.lanes[lane].trail.get_or_insert_with(|| Box::new(Trail::new()));
+        }
         Ok(size)
     }
 

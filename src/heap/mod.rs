@@ -132,7 +132,7 @@ impl<D: Driver> Heap<D> {
             stats: Ledgers::default(),
             clock: 0,
             until_poll: POLL,
-            huge_from: grow::var("HUGE",u64::MAX),
+            huge_from: if grow::var("ACT",100)==0 { grow::var("HUGE",8<<20) } else {u64::MAX},
             trail_from: grow::var("TRAIL",(1<<20)+1),
         })
     }

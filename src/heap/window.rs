@@ -48,18 +48,18 @@ impl<D: Driver> Heap<D> {
     pub(super) fn best_window(&mut self, arena: u16, size: u64) -> Option<Window> {
         let unmapped = &self.lanes[lane_of(arena)].arenas[kind_of(arena)].unmapped;
         let ids: Vec<Id> = unmapped.iter().take(CANDIDATES).copied().collect();
-        let mut best: Option<(u64, Window)> = None;
+        let mut best: Option<(u64, u64, Window)> = None;
         for id in ids {
             self.windows_around(id, size, &mut best);
         }
-        best.map(|(_, window)| window)
+        best.map(|(.., window)| window)
     }
 
     fn is_open(&self, id: Id) -> bool {
         id != NONE && matches!(self.blocks[id].state, State::Free | State::Unmapped)
     }
 
-    fn windows_around(&mut self, id: Id, size: u64, best: &mut Option<(u64, Window)>) {
+    fn windows_around(&mut self, id: Id, size: u64, best: &mut Option<(u64, u64, Window)>) {
         // The chain is looked at once, from its first unmapped range.
         let mut first = id;
         while self.is_open(self.blocks[first].prev) {
@@ -104,17 +104,18 @@ impl<D: Driver> Heap<D> {
             at = block.next;
         }
         let count = sums.len() as u64 - 1;
+        let room = if super::grow::var("TIE",1)==1 { end - base } else { 0 };
         let mut consider = |heap: &mut Self, from: Address| {
             let Some(to) = from.checked_add(size).filter(|&to| to <= end) else { return };
             let (first, last) = ((from - start) / PAGE, (to - start).div_ceil(PAGE).min(count));
             let (before, after) = (sums[first as usize], sums[last as usize]);
             let missing = after.0 - before.0;
-            if after.1 > before.1 || best.is_some_and(|(least, _)| missing >= least) {
+            if after.1 > before.1 || best.is_some_and(|(least, smallest, _)| (missing, room) >= (least, smallest)) {
                 return;
             }
             let window = Window { segment, from, to };
             if heap.is_distinct(&window) {
-                *best = Some((missing, window));
+                *best = Some((missing, room, window));
             }
         };
         consider(self, base);
