@@ -64,6 +64,11 @@ impl<D: Driver> Heap<D> {
         if self.plain {
             return self.grow_plain(arena, size);
         }
+        self.grow_somewhere(arena, size).map(drop)
+    }
+
+    /// The same; where the request is to lie. Not for plain segments.
+    pub(super) fn grow_somewhere(&mut self, arena: u16, size: u64) -> Result<Window, Shortage> {
         self.retire_all_empty_slabs();
         for lane in 0..self.lanes.len() {
             if self.may_take_from(lane) {
@@ -72,13 +77,18 @@ impl<D: Driver> Heap<D> {
                 self.look(lane);
             }
         }
+        self.survey += 1;
+        self.find_wanted(lane_of(arena));
+        self.survey -= 1;
         let mut idle = self.find_idle(Some(lane_of(arena)));
-        let window = match self.best_window(arena, size) {
+        let trailed = self.lanes[lane_of(arena)].trail.is_some();
+        let window = match self.best_window(arena, size, trailed) {
             Some(window) => window,
             None => self.new_segment(arena, size)?,
         };
         self.call_back(&window)?;
-        self.fill(&window, size, &mut idle)
+        self.fill(&window, size, &mut idle)?;
+        Ok(window)
     }
 
     fn allowance(&self, size: u64) -> Allowance {
@@ -203,6 +213,24 @@ impl<D: Driver> Heap<D> {
         if self.lanes[lane].loud { self.wait_device() } else { self.hush(lane) }
     }
 
+    /// Notes which handles will be wanted while the latest request is there.
+    fn find_wanted(&mut self, lane: usize) {
+        let Some(trail) = self.lanes[lane].trail.take() else { return };
+        let most = trail.lifetime().unwrap_or(usize::MAX - (1<<40));
+        for (order, (at, size)) in trail.upcoming(most).enumerate() {
+            if size < PAGE { continue }
+            let segments = self.lanes[lane].arenas.iter().flat_map(|arena| &arena.segments);
+            let holds = |&&index: &&u16| {
+                let segment = &self.space.segments[index as usize];
+                (segment.base..segment.end()).contains(&at)
+            };
+            if let Some(&segment) = segments.into_iter().find(holds) {
+                self.space.note_wanted(segment, at, at + size, self.survey, order as u32);
+            }
+        }
+        self.lanes[lane].trail = Some(trail);
+    }
+
     /// Finds all handles that lie idle and may be taken: for `lane` (which needs no quiet for its own, if
     /// they need not be unmapped), or to be destroyed. The one that will be missed least comes last.
     pub(super) fn find_idle(&mut self, lane: Option<usize>) -> Vec<HandleId> {
@@ -236,7 +264,7 @@ impl<D: Driver> Heap<D> {
                 }
             }
         }
-        match var("ORDER",0) { 0=>found.sort_by_key(|&(word, _)| std::cmp::Reverse(word)), 1=>found.sort_by_key(|&(word, _)| word), 2=> found.sort_by_key(|&(word,id)| (std::cmp::Reverse(self.space.shadows_of(id).len()),std::cmp::Reverse(word))), _=>found.sort_by_key(|&(word,id)| (std::cmp::Reverse(self.space.shadows_of(id).len()),word))  }
+        if var("WANT",1)==1 { found.sort_by_key(|&(word,id)| (self.space.wanted(id,self.survey).unwrap_or(u32::MAX), std::cmp::Reverse(word))) } else { match var("ORDER",0) { 0=>found.sort_by_key(|&(word, _)| std::cmp::Reverse(word)), 1=>found.sort_by_key(|&(word, _)| word), 2=> found.sort_by_key(|&(word,id)| (std::cmp::Reverse(self.space.shadows_of(id).len()),std::cmp::Reverse(word))), _=>found.sort_by_key(|&(word,id)| (std::cmp::Reverse(self.space.shadows_of(id).len()),word))  } }
         found.into_iter().map(|(_, id)| id).collect()
     }
 

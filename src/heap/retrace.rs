@@ -52,6 +52,10 @@ impl<D: Driver> Heap<D> {
         }
         let place = places[..count].iter().find_map(|&at| self.take_place(lane, kind, at, size));
         if known { if place.is_some() { self.stats.work.hits += 1 } else { self.stats.work.missed += 1 } } else { self.stats.work.unknown += 1 }
+        let place = match place {
+            None if super::grow::var("SEARCH",1)==1 && size >= super::grow::var("SEARCHFROM",8<<20) => self.grown_at(lane, kind, size),
+            place => place,
+        };
         let id = match place.or_else(|| self.fitting(lane, kind, size)) {
             Some(id) => {
                 self.hand_out(id, size, requested, tag);
@@ -64,6 +68,11 @@ impl<D: Driver> Heap<D> {
             self.blocks[id].a = trail.lies(at);
         }
         Ok(at)
+    }
+
+    fn grown_at(&mut self, lane: usize, kind: usize, size: u64) -> Option<Id> {
+        let window = self.grow_somewhere(arena_number(lane, kind), size).ok()?;
+        self.cut_out(window.segment, window.from)
     }
 
     /// The free range at a place, with memory everywhere and nothing before it; none if it is not free, or
@@ -91,14 +100,18 @@ impl<D: Driver> Heap<D> {
                 return None;
             }
         }
-        let mut id = first;
         if !whole {
             if !self.can_call_back(lane, &window) {
                 return None;
             }
             self.call_back(&window).ok()?;
-            id = self.holder(segment, at)?;
         }
+        self.cut_out(segment, at)
+    }
+
+    /// The free range that holds an address, without what lies before it.
+    fn cut_out(&mut self, segment: u16, at: Address) -> Option<Id> {
+        let id = self.holder(segment, at)?;
         let before = at - self.blocks[id].addr;
         if before == 0 {
             return Some(id);

@@ -73,6 +73,8 @@ struct Held {
     surveyed: u64,
     /// The search that last counted it in.
     counted: u64,
+    /// The survey that last found it wanted, and by which of the requests to come first.
+    wanted: (u64, u32),
 }
 
 /// One piece of physical memory and where it is present.
@@ -332,6 +334,28 @@ impl Space {
         }
     }
 
+    /// Notes that requests to come will want the handles that are mapped in a range.
+    pub(super) fn note_wanted(&mut self, segment: u16, from: Address, to: Address, survey: u64, order: u32) {
+        let mut at = from / PAGE * PAGE;
+        while at < to {
+            let entry = &self.segments[segment as usize];
+            let Some(&id) = entry.pages.get(entry.page(at)) else { return };
+            if id != 0
+                && let Some(held) = &mut self.handles[id as usize - 1]
+                && held.wanted.0 != survey
+            {
+                held.wanted = (survey, order);
+            }
+            at += PAGE;
+        }
+    }
+
+    /// By which of the requests to come the handle is wanted first, as far as the survey looked.
+    pub(super) fn wanted(&self, id: HandleId, survey: u64) -> Option<u32> {
+        let held = self.handles[id as usize].as_ref()?;
+        (held.wanted.0 == survey).then_some(held.wanted.1)
+    }
+
     pub(super) fn is_idle(&self, id: HandleId, survey: u64) -> bool {
         self.handles[id as usize].as_ref().is_some_and(|held| held.surveyed == survey)
     }
@@ -356,7 +380,7 @@ impl Space {
                 (self.handles.len() - 1) as HandleId
             }
         };
-        self.handles[id as usize] = Some(Held { piece, shadows: Vec::new(), surveyed: 0, counted: 0 });
+        self.handles[id as usize] = Some(Held { piece, shadows: Vec::new(), surveyed: 0, counted: 0, wanted: (0, 0) });
         self.name(piece.segment, piece.at, piece.size, id + 1);
         self.segments[piece.segment as usize].mapped += piece.size;
     }

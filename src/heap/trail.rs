@@ -26,7 +26,8 @@ struct Step {
     at: Address,
     /// How many requests ago the same request came the time before; 0 where that is not known.
     back: u32,
-    freed: bool,
+    /// How many requests there had been when it was freed; 0 while it is not.
+    died: usize,
 }
 
 /// The log of a lane's requests.
@@ -78,7 +79,7 @@ impl Trail {
 
     fn recognise(&mut self, site: u32, size: u64) -> Option<usize> {
         self.fuzzy |= site != 0 && super::grow::var("FUZZY",1)==1;
-        self.log[self.count % LOG] = Step { site, size, at: 0, back: 0, freed: false };
+        self.log[self.count % LOG] = Step { site, size, at: 0, back: 0, died: 0 };
         self.count += 1;
         let found = self.find(site, size);
         match found {
@@ -131,8 +132,33 @@ impl Trail {
     pub(super) fn freed(&mut self, number: u32) {
         let age = (self.count as u32).wrapping_sub(number) as usize;
         if (1..LOG).contains(&age) {
-            self.log[(self.count - age) % LOG].freed = true;
+            self.log[(self.count - age) % LOG].died = self.count;
         }
+    }
+
+    /// How many requests the latest one will probably outlive: as many as the same one did before.
+    pub(super) fn lifetime(&self) -> Option<usize> {
+        let last = self.count - 1;
+        let back = self.log[last % LOG].back as usize;
+        let before = last - back;
+        if back == 0 || !self.knows(before) {
+            return None;
+        }
+        let died = self.log[before % LOG].died;
+        if died == 0 { None } else { Some(died - 1 - before) }
+    }
+
+    /// The places of the requests that come next, as many as one period has or `most`.
+    pub(super) fn upcoming(&self, most: usize) -> impl Iterator<Item = (Address, u64)> + '_ {
+        let last = self.count - 1;
+        let period = self.log[last % LOG].back as usize;
+        let from = self.follow.filter(|_| period > 0).unwrap_or(self.count);
+        (from..(from + most).min(self.count).min(from + period)).filter(|&number| self.knows(number)).filter_map(
+            |number| {
+                let step = self.log[number % LOG];
+                (step.at != 0).then_some((step.at, step.size))
+            },
+        )
     }
 
     /// Whether the same requests stayed: the one before the last is there still.
@@ -145,7 +171,7 @@ impl Trail {
                 return false;
             }
         }
-        !self.log[number % LOG].freed
+        self.log[number % LOG].died == 0
     }
 
     fn context(&self) -> u64 {

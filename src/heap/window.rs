@@ -45,9 +45,12 @@ const REPLACE: u64 = 57;
 
 impl<D: Driver> Heap<D> {
     /// The window of the arena that needs the fewest new mappings; of equals the lowest of the first chain.
-    pub(super) fn best_window(&mut self, arena: u16, size: u64) -> Option<Window> {
+    pub(super) fn best_window(&mut self, arena: u16, size: u64, free_too: bool) -> Option<Window> {
         let unmapped = &self.lanes[lane_of(arena)].arenas[kind_of(arena)].unmapped;
-        let ids: Vec<Id> = unmapped.iter().take(CANDIDATES).copied().collect();
+        let mut ids: Vec<Id> = unmapped.iter().take(CANDIDATES).copied().collect();
+        if free_too {
+            ids.extend(self.lanes[lane_of(arena)].arenas[kind_of(arena)].bins.at_least(&self.blocks, size));
+        }
         let mut best: Option<(u64, u64, Window)> = None;
         for id in ids {
             self.windows_around(id, size, &mut best);
@@ -62,6 +65,12 @@ impl<D: Driver> Heap<D> {
     fn windows_around(&mut self, id: Id, size: u64, best: &mut Option<(u64, u64, Window)>) {
         // The chain is looked at once, from its first unmapped range.
         let mut first = id;
+        if self.blocks[id].state == State::Free {
+            let open = |id: Id| id != NONE && self.blocks[id].state == State::Unmapped;
+            if open(self.blocks[id].prev) || open(self.blocks[id].next) {
+                return;
+            }
+        }
         while self.is_open(self.blocks[first].prev) {
             first = self.blocks[first].prev;
             if self.blocks[first].state == State::Unmapped {
@@ -84,12 +93,13 @@ impl<D: Driver> Heap<D> {
                 _ => end,
             };
             while page < stop {
-                let kind = match block.state {
+                let (kind, wanted) = match block.state {
                     State::Unmapped => self.page_kind(segment, page),
-                    _ => Page::Present,
+                    _ => (Page::Present, self.space.piece_at(segment, page).is_some_and(|(id, _)| self.space.wanted(id, self.survey).is_some())),
                 };
                 let (empty, barred) = sums[sums.len() - 1];
                 let cost = match kind {
+                    Page::Present | Page::Shadow if wanted => super::grow::var("DAMAGE", 57),
                     Page::Present | Page::Shadow | Page::Barred => 0,
                     Page::Empty => MAP,
                     Page::Stale => REPLACE,
@@ -127,12 +137,14 @@ impl<D: Driver> Heap<D> {
         }
     }
 
-    fn page_kind(&self, segment: u16, at: Address) -> Page {
+    fn page_kind(&self, segment: u16, at: Address) -> (Page, bool) {
         match self.space.shadow_at(segment, at) {
-            None => Page::Empty,
-            Some((id, ..)) if self.space.is_idle(id, self.survey) => Page::Shadow,
-            Some((_, _, shadow)) if self.is_quiet(shadow) => Page::Stale,
-            Some(_) => Page::Barred,
+            None => (Page::Empty, false),
+            Some((id, ..)) if self.space.is_idle(id, self.survey) => {
+                (Page::Shadow, self.space.wanted(id, self.survey).is_some())
+            }
+            Some((_, _, shadow)) if self.is_quiet(shadow) => (Page::Stale, false),
+            Some(_) => (Page::Barred, false),
         }
     }
 
