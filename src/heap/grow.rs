@@ -64,11 +64,11 @@ impl<D: Driver> Heap<D> {
         if self.plain {
             return self.grow_plain(arena, size);
         }
-        self.grow_somewhere(arena, size).map(drop)
+        self.grow_somewhere(arena, size, 0).map(drop)
     }
 
     /// The same; where the request is to lie. Not for plain segments.
-    pub(super) fn grow_somewhere(&mut self, arena: u16, size: u64) -> Result<Window, Shortage> {
+    pub(super) fn grow_somewhere(&mut self, arena: u16, size: u64, own: Address) -> Result<Window, Shortage> {
         self.retire_all_empty_slabs();
         for lane in 0..self.lanes.len() {
             if self.may_take_from(lane) {
@@ -82,7 +82,7 @@ impl<D: Driver> Heap<D> {
         self.survey -= 1;
         let mut idle = self.find_idle(Some(lane_of(arena)));
         let trailed = self.lanes[lane_of(arena)].trail.is_some();
-        let window = match self.best_window(arena, size, trailed) {
+        let window = match self.best_window(arena, size, trailed, own) {
             Some(window) => window,
             None => self.new_segment(arena, size)?,
         };
@@ -98,7 +98,7 @@ impl<D: Driver> Heap<D> {
         // Moving memory costs the job time in every step that needs it; new memory costs once. So moves that
         // nothing has paid for buy room, little by little, until they cease.
         let overdraft = self.stats.work.stitched.saturating_sub(self.moves_paid_for());
-        let slack = self.config.slack.min(var("SLACK",1000) as u32);
+        let slack = if self.huge_from == u64::MAX { self.config.slack.min(var("PRE",1000) as u32) } else { self.config.slack.min(var("SLACK",1000) as u32)};
         let bought = (overdraft / MOVES_PER_THOUSANDTH).min(var("HURRY",0)) as u32;
         Allowance {
             quiet: above(slack + bought),
@@ -134,7 +134,7 @@ impl<D: Driver> Heap<D> {
     fn fill(&mut self, window: &Window, size: u64, idle: &mut Vec<HandleId>) -> Result<(), Shortage> {
         let mut allowance = self.allowance(size);
         if kind_of(self.space.segments[window.segment as usize].arena) == super::arena::KEPT {
-            allowance.quiet += size.next_multiple_of(PAGE);
+            allowance.quiet += (self.stats.active_bytes.peak() / 200).min(size.next_multiple_of(PAGE));
         }
         let (mut at, to) = window.pages();
         let mut waited = false;

@@ -53,7 +53,7 @@ impl<D: Driver> Heap<D> {
         let place = places[..count].iter().find_map(|&at| self.take_place(lane, kind, at, size));
         if known { if place.is_some() { self.stats.work.hits += 1 } else { self.stats.work.missed += 1 } } else { self.stats.work.unknown += 1 }
         let place = match place {
-            None if super::grow::var("SEARCH",1)==1 && size >= super::grow::var("SEARCHFROM",8<<20) => self.grown_at(lane, kind, size),
+            None if super::grow::var("SEARCH",1)==1 && size >= super::grow::var("SEARCHFROM",8<<20) => self.grown_at(lane, kind, size, places[0]),
             place => place,
         };
         let id = match place.or_else(|| self.fitting(lane, kind, size)) {
@@ -70,8 +70,8 @@ impl<D: Driver> Heap<D> {
         Ok(at)
     }
 
-    fn grown_at(&mut self, lane: usize, kind: usize, size: u64) -> Option<Id> {
-        let window = self.grow_somewhere(arena_number(lane, kind), size).ok()?;
+    fn grown_at(&mut self, lane: usize, kind: usize, size: u64, own: Address) -> Option<Id> {
+        let window = self.grow_somewhere(arena_number(lane, kind), size, own).ok()?;
         self.cut_out(window.segment, window.from)
     }
 

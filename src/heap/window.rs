@@ -45,7 +45,7 @@ const REPLACE: u64 = 57;
 
 impl<D: Driver> Heap<D> {
     /// The window of the arena that needs the fewest new mappings; of equals the lowest of the first chain.
-    pub(super) fn best_window(&mut self, arena: u16, size: u64, free_too: bool) -> Option<Window> {
+    pub(super) fn best_window(&mut self, arena: u16, size: u64, free_too: bool, own: Address) -> Option<Window> {
         let unmapped = &self.lanes[lane_of(arena)].arenas[kind_of(arena)].unmapped;
         let mut ids: Vec<Id> = unmapped.iter().take(CANDIDATES).copied().collect();
         if free_too {
@@ -53,7 +53,7 @@ impl<D: Driver> Heap<D> {
         }
         let mut best: Option<(u64, u64, Window)> = None;
         for id in ids {
-            self.windows_around(id, size, &mut best);
+            self.windows_around(id, size, own, &mut best);
         }
         best.map(|(.., window)| window)
     }
@@ -62,7 +62,7 @@ impl<D: Driver> Heap<D> {
         id != NONE && matches!(self.blocks[id].state, State::Free | State::Unmapped)
     }
 
-    fn windows_around(&mut self, id: Id, size: u64, best: &mut Option<(u64, u64, Window)>) {
+    fn windows_around(&mut self, id: Id, size: u64, own: Address, best: &mut Option<(u64, u64, Window)>) {
         // The chain is looked at once, from its first unmapped range.
         let mut first = id;
         if self.blocks[id].state == State::Free {
@@ -79,7 +79,7 @@ impl<D: Driver> Heap<D> {
         }
         let segment = self.blocks[first].segment;
         let base = self.blocks[first].addr;
-        let wanted = size.next_multiple_of(PAGE) / PAGE + 1;
+        let wanted = size.next_multiple_of(PAGE) / PAGE * 2 + 1;
         // Before every page: how many empty and barred ones there were.
         let mut sums: Vec<(u64, u64)> = vec![(0, 0)];
         let start = base / PAGE * PAGE;
@@ -99,10 +99,11 @@ impl<D: Driver> Heap<D> {
                 };
                 let (empty, barred) = sums[sums.len() - 1];
                 let cost = match kind {
-                    Page::Present | Page::Shadow if wanted => super::grow::var("DAMAGE", 57),
+                    Page::Present | Page::Shadow if wanted => super::grow::var("DAMAGE", 30),
                     Page::Present | Page::Shadow | Page::Barred => 0,
                     Page::Empty => MAP,
-                    Page::Stale => REPLACE,
+                    Page::Stale if (own / PAGE * PAGE..own + size).contains(&page) => REPLACE,
+                    Page::Stale => super::grow::var("REPLACE",REPLACE),
                 };
                 sums.push((empty + cost, barred + u64::from(kind == Page::Barred)));
                 page += PAGE;
@@ -115,6 +116,8 @@ impl<D: Driver> Heap<D> {
         }
         let count = sums.len() as u64 - 1;
         let room = if super::grow::var("TIE",1)==1 { end - base } else { 0 };
+        let highest = self.space.highest(segment).max(base);
+        let small = super::part_of(self.space.segments[segment as usize].arena) == super::stats::SMALL;
         let mut consider = |heap: &mut Self, from: Address| {
             let Some(to) = from.checked_add(size).filter(|&to| to <= end) else { return };
             let (first, last) = ((from - start) / PAGE, (to - start).div_ceil(PAGE).min(count));
@@ -129,7 +132,10 @@ impl<D: Driver> Heap<D> {
             }
         };
         consider(self, base);
+        let spaced = super::grow::var("SPACE",0)>0 && size >= super::grow::var("SPACEFROM",8<<20) && !small;
+        if spaced && end > highest { consider(self, highest + (size * super::grow::var("SPACE",0) / 100).next_multiple_of(PAGE)) }
         for page in 0..count {
+            if spaced && start + page*PAGE >= highest { break }
             let from = start + page * PAGE;
             if from > base {
                 consider(self, from);
