@@ -216,8 +216,7 @@ impl<D: Driver> Heap<D> {
     /// Notes which handles will be wanted while the latest request is there.
     fn find_wanted(&mut self, lane: usize) {
         let Some(trail) = self.lanes[lane].trail.take() else { return };
-        let most = trail.lifetime().unwrap_or(usize::MAX - (1<<40));
-        for (order, (at, size)) in trail.upcoming(most).enumerate() {
+        for (at, size) in trail.rivals() {
             if size < PAGE { continue }
             let segments = self.lanes[lane].arenas.iter().flat_map(|arena| &arena.segments);
             let holds = |&&index: &&u16| {
@@ -225,7 +224,7 @@ impl<D: Driver> Heap<D> {
                 (segment.base..segment.end()).contains(&at)
             };
             if let Some(&segment) = segments.into_iter().find(holds) {
-                self.space.note_wanted(segment, at, at + size, self.survey, order as u32);
+                self.space.note_wanted(segment, at, at + size, self.survey, 0);
             }
         }
         self.lanes[lane].trail = Some(trail);

@@ -36,7 +36,7 @@ impl<D: Driver> Heap<D> {
         }
         let stays = super::grow::var("KEPT",1)==1 && self.lanes[lane].trail.as_ref().is_some_and(|trail| trail.stays());
         if stays {
-            self.stats.work.kept += 1;
+            self.stats.work.kept += 1; if super::grow::var("TRACE",0)>0 && self.clock > super::grow::var("TRACE",0) { println!("  kept {:.1}MB physical {} peak {}", size as f64/1048576.0, self.space.physical>>20, self.stats.active_bytes.peak()>>20); }
             let id = match self.fitting(lane, KEPT, size) {
                 Some(id) => Some(id),
                 None => match self.grow(arena_number(lane, KEPT), size) { Ok(()) => self.fitting(lane, KEPT, size), _ => None },
@@ -52,10 +52,12 @@ impl<D: Driver> Heap<D> {
         }
         let place = places[..count].iter().find_map(|&at| self.take_place(lane, kind, at, size));
         if known { if place.is_some() { self.stats.work.hits += 1 } else { self.stats.work.missed += 1 } } else { self.stats.work.unknown += 1 }
+        let hit = place.is_some(); let calls0=self.stats.work.maps+self.stats.work.unmaps;
         let place = match place {
             None if super::grow::var("SEARCH",1)==1 && size >= super::grow::var("SEARCHFROM",8<<20) => self.grown_at(lane, kind, size, places[0]),
             place => place,
         };
+        if super::grow::var("TRACE",0)>0 && !hit && self.clock > super::grow::var("TRACE",0) { let calls=self.stats.work.maps+self.stats.work.unmaps; println!("  miss {:.1}MB known {known} kind {kind} places {count} calls {}", size as f64/1048576.0, calls-calls0); }
         let id = match place.or_else(|| self.fitting(lane, kind, size)) {
             Some(id) => {
                 self.hand_out(id, size, requested, tag);

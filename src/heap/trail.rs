@@ -16,6 +16,8 @@ use super::Address;
 const LOG: usize = 1 << 15;
 /// So many requests together tell the place in the log.
 const CONTEXT: usize = 8;
+/// So many earlier occurrences of a request are looked at.
+const FORERUNNERS: usize = 2;
 /// So many requests may be skipped, or be new, before the place is lost.
 const SLIP: usize = 3;
 
@@ -136,29 +138,26 @@ impl Trail {
         }
     }
 
-    /// How many requests the latest one will probably outlive: as many as the same one did before.
-    pub(super) fn lifetime(&self) -> Option<usize> {
-        let last = self.count - 1;
-        let back = self.log[last % LOG].back as usize;
-        let before = last - back;
-        if back == 0 || !self.knows(before) {
-            return None;
-        }
-        let died = self.log[before % LOG].died;
-        if died == 0 { None } else { Some(died - 1 - before) }
-    }
-
-    /// The places of the requests that come next, as many as one period has or `most`.
-    pub(super) fn upcoming(&self, most: usize) -> impl Iterator<Item = (Address, u64)> + '_ {
-        let last = self.count - 1;
-        let period = self.log[last % LOG].back as usize;
-        let from = self.follow.filter(|_| period > 0).unwrap_or(self.count);
-        (from..(from + most).min(self.count).min(from + period)).filter(|&number| self.knows(number)).filter_map(
-            |number| {
+    /// The places, with sizes, of the requests that were there at the same time as the latest one's
+    /// forerunners: they will be so again.
+    pub(super) fn rivals(&self) -> impl Iterator<Item = (Address, u64)> + '_ {
+        let mut number = self.count - 1;
+        let mut left = FORERUNNERS;
+        std::iter::from_fn(move || {
+            let back = self.log[number % LOG].back as usize;
+            number = number.wrapping_sub(back);
+            left = left.checked_sub(1)?;
+            if back == 0 || !self.knows(number) { None } else { Some((number, back)) }
+        })
+        .flat_map(move |(forerunner, period)| {
+            let died = self.log[forerunner % LOG].died;
+            let until = if died == 0 { forerunner + period } else { died }.min(self.count - 1);
+            (forerunner.saturating_sub(period)..until).filter_map(move |number| {
                 let step = self.log[number % LOG];
-                (step.at != 0).then_some((step.at, step.size))
-            },
-        )
+                let there = step.died > forerunner && number != forerunner && step.at != 0;
+                (there && self.knows(number)).then_some((step.at, step.size))
+            })
+        })
     }
 
     /// Whether the same requests stayed: the one before the last is there still.
