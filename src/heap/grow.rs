@@ -224,7 +224,7 @@ impl<D: Driver> Heap<D> {
                 (segment.base..segment.end()).contains(&at)
             };
             if let Some(&segment) = segments.into_iter().find(holds) {
-                self.space.note_wanted(segment, at, at + size, self.survey, 0);
+                self.space.note_wanted(segment, at, at + size, self.survey);
             }
         }
         self.lanes[lane].trail = Some(trail);
@@ -263,7 +263,7 @@ impl<D: Driver> Heap<D> {
                 }
             }
         }
-        if var("WANT",1)==1 { found.sort_by_key(|&(word,id)| (self.space.wanted(id,self.survey).unwrap_or(u32::MAX), std::cmp::Reverse(word))) } else { match var("ORDER",0) { 0=>found.sort_by_key(|&(word, _)| std::cmp::Reverse(word)), 1=>found.sort_by_key(|&(word, _)| word), 2=> found.sort_by_key(|&(word,id)| (std::cmp::Reverse(self.space.shadows_of(id).len()),std::cmp::Reverse(word))), _=>found.sort_by_key(|&(word,id)| (std::cmp::Reverse(self.space.shadows_of(id).len()),word))  } }
+        if var("WANT",1)==1 { found.sort_by_key(|&(word,id)| (!self.space.wanted(id,self.survey), std::cmp::Reverse(word))) } else { match var("ORDER",0) { 0=>found.sort_by_key(|&(word, _)| std::cmp::Reverse(word)), 1=>found.sort_by_key(|&(word, _)| word), 2=> found.sort_by_key(|&(word,id)| (std::cmp::Reverse(self.space.shadows_of(id).len()),std::cmp::Reverse(word))), _=>found.sort_by_key(|&(word,id)| (std::cmp::Reverse(self.space.shadows_of(id).len()),word))  } }
         found.into_iter().map(|(_, id)| id).collect()
     }
 

@@ -78,6 +78,8 @@ pub struct Heap<D: Driver> {
     /// Counts surveys of what is idle, and searches in them.
     survey: u64,
     search: u64,
+    /// Looks at pages that searches may still spend.
+    patience: i64,
     blocks: Blocks,
     slabs: Slabs,
     lanes: Vec<Lane>,
@@ -121,6 +123,7 @@ impl<D: Driver> Heap<D> {
             aliases,
             survey: 0,
             search: 0,
+            patience: grow::var("PATIENCE",1<<20) as i64,
             blocks: Blocks::new(),
             slabs: Slabs::new(),
             lanes: Vec::new(),

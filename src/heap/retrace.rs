@@ -23,6 +23,7 @@ impl<D: Driver> Heap<D> {
         requested: u64,
         tag: Tag,
     ) -> Result<Address, HeapError> {
+        self.patience += super::grow::var("EARN",64) as i64;
         let mut places = [0; PLACES];
         let (mut known, mut count) = (false, 0);
         if let Some(trail) = &mut self.lanes[lane].trail {
@@ -54,7 +55,7 @@ impl<D: Driver> Heap<D> {
         if known { if place.is_some() { self.stats.work.hits += 1 } else { self.stats.work.missed += 1 } } else { self.stats.work.unknown += 1 }
         let hit = place.is_some(); let calls0=self.stats.work.maps+self.stats.work.unmaps;
         let place = match place {
-            None if super::grow::var("SEARCH",1)==1 && size >= super::grow::var("SEARCHFROM",8<<20) => self.grown_at(lane, kind, size, places[0]),
+            None if self.patience > 0 && size >= super::grow::var("SEARCHFROM",8<<20) => self.grown_at(lane, kind, size, places[0]),
             place => place,
         };
         if super::grow::var("TRACE",0)>0 && !hit && self.clock > super::grow::var("TRACE",0) { let calls=self.stats.work.maps+self.stats.work.unmaps; println!("  miss {:.1}MB known {known} kind {kind} places {count} calls {}", size as f64/1048576.0, calls-calls0); }

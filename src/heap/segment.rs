@@ -50,6 +50,8 @@ pub(super) struct Segment {
     /// False when its addresses wait for another arena.
     pub in_use: bool,
     pages: Vec<u32>,
+    /// Where a page is the beginning of a shadow, the shadow's clock.
+    clocks: Vec<u64>,
     /// Bytes up to the highest page that was ever mapped.
     used: u64,
 }
@@ -73,8 +75,8 @@ struct Held {
     surveyed: u64,
     /// The search that last counted it in.
     counted: u64,
-    /// The survey that last found it wanted, and by which of the requests to come first.
-    wanted: (u64, u32),
+    /// The survey that last found it wanted.
+    wanted: u64,
 }
 
 /// One piece of physical memory and where it is present.
@@ -197,6 +199,7 @@ impl Space {
             plain,
             in_use: true,
             pages: vec![0; size.div_ceil(PAGE) as usize],
+            clocks: vec![0; size.div_ceil(PAGE) as usize],
             used: 0,
         };
         let reuse = self.segments.iter().position(|segment| !segment.in_use && segment.size == 0);
@@ -218,7 +221,7 @@ impl Space {
     pub(super) fn forget_plain(&mut self, index: u16) {
         let segment = &mut self.segments[index as usize];
         (segment.in_use, segment.size, segment.mapped) = (false, 0, 0);
-        segment.pages = Vec::new();
+        (segment.pages, segment.clocks) = (Vec::new(), Vec::new());
         let region = &mut self.regions[segment.region as usize];
         (region.size, region.base, region.used) = (0, 0, 0);
         region.table = Vec::new();
@@ -300,6 +303,7 @@ impl Space {
     }
 
     /// Whether a handle is mapped at an address, present or not.
+    #[inline]
     pub(super) fn is_mapped(&self, segment: u16, at: Address) -> bool {
         let segment = &self.segments[segment as usize];
         segment.pages.get(segment.page(at)).is_some_and(|&id| id != 0)
@@ -316,6 +320,15 @@ impl Space {
     pub(super) fn highest(&self, segment: u16) -> Address {
         let segment = &self.segments[segment as usize];
         segment.base + segment.used
+    }
+
+    /// What is known about a page without memory: the handle whose shadow it is and the shadow's clock.
+    #[inline]
+    pub(super) fn shadow_page(&self, segment: u16, at: Address) -> Option<(HandleId, u64)> {
+        let segment = &self.segments[segment as usize];
+        let page = segment.page(at);
+        let id = segment.pages[page];
+        (id != 0).then(|| (id - 1, segment.clocks[page]))
     }
 
     pub(super) fn piece(&self, id: HandleId) -> Option<Piece> {
@@ -335,27 +348,26 @@ impl Space {
     }
 
     /// Notes that requests to come will want the handles that are mapped in a range.
-    pub(super) fn note_wanted(&mut self, segment: u16, from: Address, to: Address, survey: u64, order: u32) {
+    pub(super) fn note_wanted(&mut self, segment: u16, from: Address, to: Address, survey: u64) {
         let mut at = from / PAGE * PAGE;
         while at < to {
             let entry = &self.segments[segment as usize];
             let Some(&id) = entry.pages.get(entry.page(at)) else { return };
             if id != 0
                 && let Some(held) = &mut self.handles[id as usize - 1]
-                && held.wanted.0 != survey
             {
-                held.wanted = (survey, order);
+                held.wanted = survey;
             }
             at += PAGE;
         }
     }
 
-    /// By which of the requests to come the handle is wanted first, as far as the survey looked.
-    pub(super) fn wanted(&self, id: HandleId, survey: u64) -> Option<u32> {
-        let held = self.handles[id as usize].as_ref()?;
-        (held.wanted.0 == survey).then_some(held.wanted.1)
+    #[inline]
+    pub(super) fn wanted(&self, id: HandleId, survey: u64) -> bool {
+        self.handles[id as usize].as_ref().is_some_and(|held| held.wanted == survey)
     }
 
+    #[inline]
     pub(super) fn is_idle(&self, id: HandleId, survey: u64) -> bool {
         self.handles[id as usize].as_ref().is_some_and(|held| held.surveyed == survey)
     }
@@ -380,7 +392,7 @@ impl Space {
                 (self.handles.len() - 1) as HandleId
             }
         };
-        self.handles[id as usize] = Some(Held { piece, shadows: Vec::new(), surveyed: 0, counted: 0, wanted: (0, 0) });
+        self.handles[id as usize] = Some(Held { piece, shadows: Vec::new(), surveyed: 0, counted: 0, wanted: 0 });
         self.name(piece.segment, piece.at, piece.size, id + 1);
         self.segments[piece.segment as usize].mapped += piece.size;
     }
@@ -410,6 +422,9 @@ impl Space {
         let shadows = held.shadows.len();
         held.shadows.retain(|shadow| (shadow.segment, shadow.at) != (segment, at));
         held.shadows.push(Shadow { at: old, segment: from, clock });
+        let left = &mut self.segments[from as usize];
+        let (first, count) = (left.page(old), (size / PAGE) as usize);
+        left.clocks[first..first + count].fill(clock);
         self.shadows = self.shadows + held.shadows.len() - shadows;
         (held.piece.at, held.piece.segment) = (at, segment);
         self.segments[from as usize].mapped -= size;

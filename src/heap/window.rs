@@ -43,26 +43,58 @@ enum Page {
 const MAP: u64 = 37;
 const REPLACE: u64 = 57;
 
+/// Pages that one search looks at, at least and at most.
+const LEAST_LOOKS: i64 = 1 << 11;
+const MOST_LOOKS: i64 = 1 << 15;
+/// Windows in which a handle was counted on twice, before a search gives up.
+const MOST_DOUBTS: u32 = 8;
+
+/// One search for a window.
+struct Search {
+    size: u64,
+    own: Address,
+    /// What it costs, the room of its chain, and the window itself.
+    best: Option<(u64, u64, Window)>,
+    looks: i64,
+    doubts: u32,
+}
+
 impl<D: Driver> Heap<D> {
-    /// The window of the arena that needs the fewest new mappings; of equals the lowest of the first chain.
-    pub(super) fn best_window(&mut self, arena: u16, size: u64, free_too: bool, own: Address) -> Option<Window> {
-        let unmapped = &self.lanes[lane_of(arena)].arenas[kind_of(arena)].unmapped;
-        let mut ids: Vec<Id> = unmapped.iter().take(CANDIDATES).copied().collect();
-        if free_too {
-            ids.extend(self.lanes[lane_of(arena)].arenas[kind_of(arena)].bins.at_least(&self.blocks, size));
+    /// The window of the arena that costs least; of equals the one in the smallest chain. `everywhere`: free
+    /// ranges without neighbours count, too. `own` is where the same request lay before, or 0.
+    pub(super) fn best_window(
+        &mut self,
+        arena: u16,
+        size: u64,
+        everywhere: bool,
+        own: Address,
+    ) -> Option<Window> {
+        let mut search = Search { size, own, best: None, looks: 0, doubts: 0 };
+        let lists = &self.lanes[lane_of(arena)].arenas[kind_of(arena)];
+        // The chains at the ends of segments have room for anything.
+        let is_last = |&&id: &&Id| self.blocks[id].next == NONE;
+        let mut ids: Vec<Id> = lists.unmapped.iter().filter(is_last).copied().collect();
+        ids.extend(lists.unmapped.iter().rev().take(CANDIDATES));
+        if everywhere {
+            ids.extend(lists.bins.at_least(&self.blocks, size).take(CANDIDATES));
         }
-        let mut best: Option<(u64, u64, Window)> = None;
+        let most = self.patience.clamp(LEAST_LOOKS, MOST_LOOKS);
         for id in ids {
-            self.windows_around(id, size, own, &mut best);
+            self.windows_around(id, &mut search);
+            if search.looks > most {
+                break;
+            }
         }
-        best.map(|(.., window)| window)
+        self.patience -= search.looks;
+        search.best.map(|(.., window)| window)
     }
 
     fn is_open(&self, id: Id) -> bool {
         id != NONE && matches!(self.blocks[id].state, State::Free | State::Unmapped)
     }
 
-    fn windows_around(&mut self, id: Id, size: u64, own: Address, best: &mut Option<(u64, u64, Window)>) {
+    fn windows_around(&mut self, id: Id, search: &mut Search) {
+        let (size, own) = (search.size, search.own);
         // The chain is looked at once, from its first unmapped range.
         let mut first = id;
         if self.blocks[id].state == State::Free {
@@ -95,7 +127,7 @@ impl<D: Driver> Heap<D> {
             while page < stop {
                 let (kind, wanted) = match block.state {
                     State::Unmapped => self.page_kind(segment, page),
-                    _ => (Page::Present, self.space.piece_at(segment, page).is_some_and(|(id, _)| self.space.wanted(id, self.survey).is_some())),
+                    _ => (Page::Present, self.space.piece_at(segment, page).is_some_and(|(id, _)| self.space.wanted(id, self.survey))),
                 };
                 let (empty, barred) = sums[sums.len() - 1];
                 let cost = match kind {
@@ -115,6 +147,7 @@ impl<D: Driver> Heap<D> {
             at = block.next;
         }
         let count = sums.len() as u64 - 1;
+        search.looks += 2 * count as i64;
         let room = if super::grow::var("TIE",1)==1 { end - base } else { 0 };
         let highest = self.space.highest(segment).max(base);
         let small = super::part_of(self.space.segments[segment as usize].arena) == super::stats::SMALL;
@@ -123,12 +156,18 @@ impl<D: Driver> Heap<D> {
             let (first, last) = ((from - start) / PAGE, (to - start).div_ceil(PAGE).min(count));
             let (before, after) = (sums[first as usize], sums[last as usize]);
             let missing = after.0 - before.0;
-            if after.1 > before.1 || best.is_some_and(|(least, smallest, _)| (missing, room) >= (least, smallest)) {
+            if after.1 > before.1 || search.best.is_some_and(|(least, smallest, _)| (missing, room) >= (least, smallest)) {
                 return;
             }
             let window = Window { segment, from, to };
+            if search.doubts > MOST_DOUBTS {
+                return;
+            }
+            search.looks += (last - first) as i64;
             if heap.is_distinct(&window) {
-                *best = Some((missing, room, window));
+                search.best = Some((missing, room, window));
+            } else {
+                search.doubts += 1;
             }
         };
         consider(self, base);
@@ -144,13 +183,16 @@ impl<D: Driver> Heap<D> {
     }
 
     fn page_kind(&self, segment: u16, at: Address) -> (Page, bool) {
-        match self.space.shadow_at(segment, at) {
+        match self.space.shadow_page(segment, at) {
             None => (Page::Empty, false),
-            Some((id, ..)) if self.space.is_idle(id, self.survey) => {
-                (Page::Shadow, self.space.wanted(id, self.survey).is_some())
+            Some((id, _)) if self.space.is_idle(id, self.survey) => {
+                (Page::Shadow, self.space.wanted(id, self.survey))
             }
-            Some((_, _, shadow)) if self.is_quiet(shadow) => (Page::Stale, false),
-            Some(_) => (Page::Barred, false),
+            Some((_, clock)) => {
+                let lane = lane_of(self.space.segments[segment as usize].arena);
+                let quiet = clock <= self.lanes[lane].marks.quiet;
+                (if quiet { Page::Stale } else { Page::Barred }, false)
+            }
         }
     }
 
