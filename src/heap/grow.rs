@@ -64,11 +64,11 @@ impl<D: Driver> Heap<D> {
         if self.plain {
             return self.grow_plain(arena, size);
         }
-        self.grow_somewhere(arena, size, 0).map(drop)
+        self.grow_somewhere(arena, size, &[]).map(drop)
     }
 
     /// The same; where the request is to lie. Not for plain segments.
-    pub(super) fn grow_somewhere(&mut self, arena: u16, size: u64, own: Address) -> Result<Window, Shortage> {
+    pub(super) fn grow_somewhere(&mut self, arena: u16, size: u64, places: &[Address]) -> Result<Window, Shortage> {
         self.retire_all_empty_slabs();
         for lane in 0..self.lanes.len() {
             if self.may_take_from(lane) {
@@ -82,9 +82,13 @@ impl<D: Driver> Heap<D> {
         self.survey -= 1;
         let mut idle = self.find_idle(Some(lane_of(arena)));
         let trailed = self.lanes[lane_of(arena)].trail.is_some();
-        let window = match self.best_window(arena, size, trailed, own) {
+        let own = places.first().copied().unwrap_or(0);
+        let window = match self.best_place(arena, size, places) {
             Some(window) => window,
-            None => self.new_segment(arena, size)?,
+            None => match self.best_window(arena, size, trailed, own) {
+                Some(window) => window,
+                None => self.new_segment(arena, size)?,
+            },
         };
         self.call_back(&window)?;
         self.fill(&window, size, &mut idle)?;

@@ -55,7 +55,7 @@ impl<D: Driver> Heap<D> {
         if known { if place.is_some() { self.stats.work.hits += 1 } else { self.stats.work.missed += 1 } } else { self.stats.work.unknown += 1 }
         let hit = place.is_some(); let calls0=self.stats.work.maps+self.stats.work.unmaps;
         let place = match place {
-            None if self.patience > 0 && size >= super::grow::var("SEARCHFROM",8<<20) => self.grown_at(lane, kind, size, places[0]),
+            None if self.patience > 0 && size >= super::grow::var("SEARCHFROM",8<<20) => self.grown_at(lane, kind, size, &places[..count]),
             place => place,
         };
         if super::grow::var("TRACE",0)>0 && !hit && self.clock > super::grow::var("TRACE",0) { let calls=self.stats.work.maps+self.stats.work.unmaps; println!("  miss {:.1}MB known {known} kind {kind} places {count} calls {}", size as f64/1048576.0, calls-calls0); }
@@ -73,8 +73,8 @@ impl<D: Driver> Heap<D> {
         Ok(at)
     }
 
-    fn grown_at(&mut self, lane: usize, kind: usize, size: u64, own: Address) -> Option<Id> {
-        let window = self.grow_somewhere(arena_number(lane, kind), size, own).ok()?;
+    fn grown_at(&mut self, lane: usize, kind: usize, size: u64, places: &[Address]) -> Option<Id> {
+        let window = self.grow_somewhere(arena_number(lane, kind), size, places).ok()?;
         self.cut_out(window.segment, window.from)
     }
 

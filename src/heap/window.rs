@@ -85,8 +85,64 @@ impl<D: Driver> Heap<D> {
                 break;
             }
         }
-        self.patience -= search.looks;
+        self.patience = (self.patience - search.looks).max(-MOST_LOOKS);
         search.best.map(|(.., window)| window)
+    }
+
+    /// The cheapest of the places where a request lay before, if it is cheaper than a new one.
+    pub(super) fn best_place(&mut self, arena: u16, size: u64, places: &[Address]) -> Option<Window> {
+        let mut best: Option<(u64, Window)> = None;
+        for &from in places {
+            let Some(segment) = self.segment_of(arena, from) else { continue };
+            let window = Window { segment, from, to: from + size };
+            let Some(cost) = self.cost_of(&window) else { continue };
+            if best.is_none_or(|(least, _)| cost < least) && self.is_distinct(&window) {
+                best = Some((cost, window));
+            }
+        }
+        let afresh = size.div_ceil(PAGE) * MAP;
+        best.filter(|&(cost, _)| cost <= afresh / 100 * super::grow::var("REPAIR", 75)).map(|(_, window)| window)
+    }
+
+    /// The segment of an arena that an address lies in.
+    pub(super) fn segment_of(&self, arena: u16, at: Address) -> Option<u16> {
+        let segments = &self.lanes[lane_of(arena)].arenas[kind_of(arena)].segments;
+        segments.iter().copied().find(|&segment| {
+            let segment = &self.space.segments[segment as usize];
+            (segment.base..segment.end()).contains(&at)
+        })
+    }
+
+    /// What a window costs; none if it is not free.
+    fn cost_of(&self, window: &Window) -> Option<u64> {
+        let mut id = self.holder(window.segment, window.from)?;
+        let (mut cost, mut page) = (0, window.pages().0);
+        loop {
+            let block = &self.blocks[id];
+            let until = block.end().min(window.to);
+            match block.state {
+                State::Free => page = until.next_multiple_of(PAGE),
+                State::Unmapped => {
+                    while page < until {
+                        cost += match self.page_kind(window.segment, page).0 {
+                            Page::Present | Page::Shadow => 0,
+                            Page::Empty => MAP,
+                            Page::Stale => REPLACE,
+                            Page::Barred => return None,
+                        };
+                        page += PAGE;
+                    }
+                }
+                _ => return None,
+            }
+            if block.end() >= window.to {
+                return Some(cost);
+            }
+            id = block.next;
+            if id == NONE {
+                return None;
+            }
+        }
     }
 
     fn is_open(&self, id: Id) -> bool {
