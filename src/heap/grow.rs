@@ -118,6 +118,11 @@ impl<D: Driver> Heap<D> {
     /// Calls handles back to their shadows in the window.
     pub(super) fn call_back(&mut self, window: &Window) -> Result<(), Shortage> {
         let (mut at, to) = window.pages();
+        for at in (at..to).step_by(PAGE as usize) {
+            if let Some((id, _)) = self.space.piece_at(window.segment, at) {
+                self.space.note_idle(id, 0);
+            }
+        }
         while at < to {
             if let Some((id, piece, shadow)) = self.space.shadow_at(window.segment, at) {
                 if self.space.is_idle(id, self.survey) {

@@ -149,6 +149,6 @@ impl<D: Driver> Heap<D> {
             }
             at = shadow.at + piece.size;
         }
-        self.is_distinct(window)
+        self.doubled(window) == Some(0)
     }
 }

@@ -45,9 +45,7 @@ const REPLACE: u64 = 57;
 
 /// Pages that one search looks at, at least and at most.
 const LEAST_LOOKS: i64 = 1 << 11;
-const MOST_LOOKS: i64 = 1 << 15;
-/// Windows in which a handle was counted on twice, before a search gives up.
-const MOST_DOUBTS: u32 = 8;
+const MOST_LOOKS: i64 = 1 << 17;
 
 /// One search for a window.
 struct Search {
@@ -56,7 +54,6 @@ struct Search {
     /// What it costs, the room of its chain, and the window itself.
     best: Option<(u64, u64, Window)>,
     looks: i64,
-    doubts: u32,
 }
 
 impl<D: Driver> Heap<D> {
@@ -69,7 +66,7 @@ impl<D: Driver> Heap<D> {
         everywhere: bool,
         own: Address,
     ) -> Option<Window> {
-        let mut search = Search { size, own, best: None, looks: 0, doubts: 0 };
+        let mut search = Search { size, own, best: None, looks: 0 };
         let lists = &self.lanes[lane_of(arena)].arenas[kind_of(arena)];
         // The chains at the ends of segments have room for anything.
         let is_last = |&&id: &&Id| self.blocks[id].next == NONE;
@@ -96,7 +93,8 @@ impl<D: Driver> Heap<D> {
             let Some(segment) = self.segment_of(arena, from) else { continue };
             let window = Window { segment, from, to: from + size };
             let Some(cost) = self.cost_of(&window) else { continue };
-            if best.is_none_or(|(least, _)| cost < least) && self.is_distinct(&window) {
+            let Some(cost) = self.doubled(&window).map(|more| cost + more) else { continue };
+            if best.is_none_or(|(least, _)| cost < least) {
                 best = Some((cost, window));
             }
         }
@@ -216,14 +214,10 @@ impl<D: Driver> Heap<D> {
                 return;
             }
             let window = Window { segment, from, to };
-            if search.doubts > MOST_DOUBTS {
-                return;
-            }
             search.looks += (last - first) as i64;
-            if heap.is_distinct(&window) {
+            let Some(missing) = heap.doubled(&window).map(|more| missing + more) else { return };
+            if search.best.is_none_or(|(least, smallest, _)| (missing, room) < (least, smallest)) {
                 search.best = Some((missing, room, window));
-            } else {
-                search.doubts += 1;
             }
         };
         consider(self, base);
@@ -252,28 +246,31 @@ impl<D: Driver> Heap<D> {
         }
     }
 
-    /// Whether every page of the window is another's.
-    pub(super) fn is_distinct(&mut self, window: &Window) -> bool {
+    /// What has to be paid on top for pages of the window that count on the same handle; none if that cannot
+    /// be mended.
+    pub(super) fn doubled(&mut self, window: &Window) -> Option<u64> {
         self.search += 1;
         let (from, to) = window.pages();
-        let pages = || (from..to).step_by(PAGE as usize);
-        for at in pages() {
+        for at in (from..to).step_by(PAGE as usize) {
             if let Some((id, _)) = self.space.piece_at(window.segment, at) {
                 self.space.count_in(id, self.search);
             }
         }
-        let mut at = from;
+        let (mut at, mut more) = (from, 0);
         while at < to {
             match self.space.shadow_at(window.segment, at) {
                 Some((id, piece, shadow)) => {
                     if self.space.is_idle(id, self.survey) && !self.space.count_in(id, self.search) {
-                        return false;
+                        if !self.is_quiet(shadow) {
+                            return None;
+                        }
+                        more += piece.size / PAGE * REPLACE;
                     }
                     at = shadow.at + piece.size;
                 }
                 None => at += PAGE,
             }
         }
-        true
+        Some(more)
     }
 }
