@@ -80,6 +80,8 @@ pub struct Heap<D: Driver> {
     search: u64,
     /// Looks at pages that searches may still spend.
     patience: i64,
+    /// Share of requests that did not get a place they had before, in 2^-20.
+    strays: u64,
     blocks: Blocks,
     slabs: Slabs,
     lanes: Vec<Lane>,
@@ -123,6 +125,7 @@ impl<D: Driver> Heap<D> {
             aliases,
             survey: 0,
             search: 0,
+            strays: 0,
             patience: grow::var("PATIENCE",1<<20) as i64,
             blocks: Blocks::new(),
             slabs: Slabs::new(),

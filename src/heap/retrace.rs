@@ -53,7 +53,7 @@ impl<D: Driver> Heap<D> {
         }
         let place = places[..count].iter().find_map(|&at| self.take_place(lane, kind, at, size));
         if known { if place.is_some() { self.stats.work.hits += 1 } else { self.stats.work.missed += 1 } } else { self.stats.work.unknown += 1 }
-        let hit = place.is_some(); let calls0=self.stats.work.maps+self.stats.work.unmaps;
+        let hit = place.is_some(); self.strays -= self.strays / 256; if !hit { self.strays += (1 << 20) / 256; } let calls0=self.stats.work.maps+self.stats.work.unmaps;
         let place = match place {
             None if self.patience > 0 && size >= super::grow::var("SEARCHFROM",8<<20) => self.grown_at(lane, kind, size, &places[..count]),
             place => place,

@@ -166,6 +166,9 @@ impl<D: Driver> Heap<D> {
         let segment = self.blocks[first].segment;
         let base = self.blocks[first].addr;
         let wanted = size.next_multiple_of(PAGE) / PAGE * 2 + 1;
+        let steady = (1u64 << 20).saturating_sub(super::grow::var("STRAY",4) * self.strays);
+        let damage = super::grow::var("DLOW",10) + (super::grow::var("DAMAGE",25) * steady >> 20);
+        let replace = REPLACE + (super::grow::var("REPL",50) * steady >> 20);
         // Before every page: how many empty and barred ones there were.
         let mut sums: Vec<(u64, u64)> = vec![(0, 0)];
         let start = base / PAGE * PAGE;
@@ -185,11 +188,11 @@ impl<D: Driver> Heap<D> {
                 };
                 let (empty, barred) = sums[sums.len() - 1];
                 let cost = match kind {
-                    Page::Present | Page::Shadow if wanted => super::grow::var("DAMAGE", 30),
+                    Page::Present | Page::Shadow if wanted => damage,
                     Page::Present | Page::Shadow | Page::Barred => 0,
                     Page::Empty => MAP,
                     Page::Stale if (own / PAGE * PAGE..own + size).contains(&page) => REPLACE,
-                    Page::Stale => super::grow::var("REPLACE",REPLACE),
+                    Page::Stale => replace,
                 };
                 sums.push((empty + cost, barred + u64::from(kind == Page::Barred)));
                 page += PAGE;
