@@ -18,7 +18,8 @@ impl<D: Driver> Heap<D> {
         if self.plain {
             return bytes + self.give_back_plain();
         }
-        for id in self.find_idle(None) {
+        self.begin_survey();
+        for (_, id) in self.find_idle(None).handles {
             let Some(Piece { handle, size, .. }) = self.space.piece(id) else { continue };
             if !self.has_quiet_shadows(id) {
                 continue;
@@ -38,8 +39,14 @@ impl<D: Driver> Heap<D> {
 
     /// Whether no work can be using a shadow's addresses any more.
     pub(super) fn is_quiet(&self, shadow: Shadow) -> bool {
-        let lane = lane_of(self.space.segments[shadow.segment as usize].arena);
-        shadow.clock <= self.lanes[lane].marks.quiet
+        self.is_quiet_since(shadow.segment, shadow.clock)
+    }
+
+    /// Whether addresses of a segment that were freed at `clock` may be unmapped: no work can be using them,
+    /// and no capture is under way.
+    pub(super) fn is_quiet_since(&self, segment: u16, clock: u64) -> bool {
+        let lane = lane_of(self.space.segments[segment as usize].arena);
+        clock <= self.lanes[lane].marks.quiet && !self.capturing()
     }
 
     fn destroy(&mut self, handle: Handle, size: u64) -> u64 {

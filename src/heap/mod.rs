@@ -5,9 +5,10 @@
 //!
 //! ```text
 //! malloc ─▶ lane (stream, pool) ─▶ ≤ 32 KiB: a slot of a slab          size_class, slab
-//!                              └─▶ else: best fit among free ranges   fit, block
-//!   nothing fits ─▶ finished events ─▶ grow: idle pages are moved     stream, grow, segment
-//!                                      where they are needed, or made
+//!                              └─▶ else: where it lay a step ago,    trail, retrace
+//!                                  or best fit among free ranges     fit, block
+//!   nothing fits ─▶ finished events ─▶ grow: idle pages are mapped    stream, grow, window,
+//!                                      where they are needed, or made   stitch, segment
 //!   no memory ─▶ other streams' caches, released pools, a wait        pressure, pool
 //! ```
 //!
@@ -32,6 +33,7 @@ mod size_class;
 mod slab;
 mod snapshot;
 mod stats;
+mod stitch;
 mod stream;
 mod trail;
 mod window;
@@ -50,6 +52,7 @@ use arena::{Lane, RUNS, arena_number, kind_for, kind_of, lane_of, part_of};
 use block::{Blocks, Id, NONE, State};
 use fit::GRAIN;
 use pool::Pools;
+use retrace::Request;
 use segment::{Found, Space};
 use size_class::{Classes, SLAB_MAX};
 use slab::{Slabs, Slot, SlotState, run_for};
@@ -80,7 +83,7 @@ pub struct Heap<D: Driver> {
     search: u64,
     /// Looks at pages that searches may still spend.
     patience: i64,
-    /// Share of requests that did not get a place they had before, in 2^-20.
+    /// The share of the latest large requests that did not get a place they had before, in 2^-20.
     strays: u64,
     blocks: Blocks,
     slabs: Slabs,
@@ -97,7 +100,6 @@ pub struct Heap<D: Driver> {
     until_poll: u32,
     /// Requests from this size on are huge; bytes.
     huge_from: u64,
-    trail_from: u64,
 }
 
 impl<D: Driver> Heap<D> {
@@ -126,7 +128,7 @@ impl<D: Driver> Heap<D> {
             survey: 0,
             search: 0,
             strays: 0,
-            patience: grow::var("PATIENCE",1<<20) as i64,
+            patience: retrace::PATIENCE,
             blocks: Blocks::new(),
             slabs: Slabs::new(),
             lanes: Vec::new(),
@@ -138,8 +140,7 @@ impl<D: Driver> Heap<D> {
             stats: Ledgers::default(),
             clock: 0,
             until_poll: POLL,
-            huge_from: if grow::var("ACT",100)==0 { grow::var("HUGE",8<<20) } else {u64::MAX},
-            trail_from: grow::var("TRAIL",(1<<20)+1),
+            huge_from: u64::MAX,
         })
     }
 
@@ -190,8 +191,9 @@ impl<D: Driver> Heap<D> {
             _ => return Err(self.out_of_memory(size)),
         };
         let kind = kind_for(rounded, self.huge_from);
-        if rounded >= self.trail_from && self.lanes[lane].trail.is_some() {
-            return self.malloc_retraced(lane, kind, site, rounded, size, tag);
+        if kind != SMALL && self.lanes[lane].trail.is_some() {
+            let request = Request { lane, kind, size: rounded, requested: size, tag };
+            return self.malloc_retraced(&request, site);
         }
         match self.lanes[lane].arenas[kind].bins.best(&self.blocks, rounded) {
             Some(id) => Ok(self.hand_out(id, rounded, size, tag)),

@@ -50,8 +50,10 @@ pub(super) struct Segment {
     /// False when its addresses wait for another arena.
     pub in_use: bool,
     pages: Vec<u32>,
-    /// Where a page is the beginning of a shadow, the shadow's clock.
+    /// For every page of a shadow, the shadow's clock.
     clocks: Vec<u64>,
+    /// For every mapped page, how many pages of its handle lie before it.
+    parts: Vec<u8>,
     /// Bytes up to the highest page that was ever mapped.
     used: u64,
 }
@@ -123,6 +125,10 @@ impl Segment {
 
     pub(super) fn end(&self) -> Address {
         self.base + self.size
+    }
+
+    pub(super) fn contains(&self, at: Address) -> bool {
+        at.wrapping_sub(self.base) < self.size
     }
 }
 
@@ -200,6 +206,7 @@ impl Space {
             in_use: true,
             pages: vec![0; size.div_ceil(PAGE) as usize],
             clocks: vec![0; size.div_ceil(PAGE) as usize],
+            parts: vec![0; size.div_ceil(PAGE) as usize],
             used: 0,
         };
         let reuse = self.segments.iter().position(|segment| !segment.in_use && segment.size == 0);
@@ -221,7 +228,7 @@ impl Space {
     pub(super) fn forget_plain(&mut self, index: u16) {
         let segment = &mut self.segments[index as usize];
         (segment.in_use, segment.size, segment.mapped) = (false, 0, 0);
-        (segment.pages, segment.clocks) = (Vec::new(), Vec::new());
+        (segment.pages, segment.clocks, segment.parts) = (Vec::new(), Vec::new(), Vec::new());
         let region = &mut self.regions[segment.region as usize];
         (region.size, region.base, region.used) = (0, 0, 0);
         region.table = Vec::new();
@@ -246,7 +253,13 @@ impl Space {
         let region = &self.regions[segment.region as usize];
         let index = |at: Address| ((at - region.base) >> region.shift) as usize;
         let entries = &region.table[index(segment.base)..index(at) + usize::from(!strictly)];
-        entries.iter().rev().find(|&&entry| entry != 0).map_or(Found::Nothing, |&entry| decode(entry))
+        // Most of a sparse table is empty: whole lines of it are skipped.
+        let mut end = entries.len();
+        while end >= 32 && entries[end - 32..end].iter().fold(0, |any, &entry| any | entry) == 0 {
+            end -= 32;
+        }
+        let found = entries[..end].iter().rev().find(|&&entry| entry != 0);
+        found.map_or(Found::Nothing, |&entry| decode(entry))
     }
 
     #[inline]
@@ -297,13 +310,14 @@ impl Space {
     /// The handle that has a shadow at an address, with the shadow.
     pub(super) fn shadow_at(&self, segment: u16, at: Address) -> Option<(HandleId, Piece, Shadow)> {
         let (id, held) = self.mapped_at(segment, at)?;
-        let size = held.piece.size;
-        let covers = |shadow: &&Shadow| shadow.segment == segment && at.wrapping_sub(shadow.at) < size;
-        held.shadows.iter().find(covers).map(|&shadow| (id, held.piece, shadow))
+        let entry = &self.segments[segment as usize];
+        let page = entry.page(at);
+        let at = entry.base + (page as u64 - u64::from(entry.parts[page])) * PAGE;
+        let present = (held.piece.segment, held.piece.at) == (segment, at);
+        (!present).then_some((id, held.piece, Shadow { at, segment, clock: entry.clocks[page] }))
     }
 
     /// Whether a handle is mapped at an address, present or not.
-    #[inline]
     pub(super) fn is_mapped(&self, segment: u16, at: Address) -> bool {
         let segment = &self.segments[segment as usize];
         segment.pages.get(segment.page(at)).is_some_and(|&id| id != 0)
@@ -363,7 +377,7 @@ impl Space {
     }
 
     #[inline]
-    pub(super) fn wanted(&self, id: HandleId, survey: u64) -> bool {
+    pub(super) fn is_wanted(&self, id: HandleId, survey: u64) -> bool {
         self.handles[id as usize].as_ref().is_some_and(|held| held.wanted == survey)
     }
 
@@ -392,7 +406,8 @@ impl Space {
                 (self.handles.len() - 1) as HandleId
             }
         };
-        self.handles[id as usize] = Some(Held { piece, shadows: Vec::new(), surveyed: 0, counted: 0, wanted: 0 });
+        self.handles[id as usize] =
+            Some(Held { piece, shadows: Vec::new(), surveyed: 0, counted: 0, wanted: 0 });
         self.name(piece.segment, piece.at, piece.size, id + 1);
         self.segments[piece.segment as usize].mapped += piece.size;
     }
@@ -402,6 +417,9 @@ impl Space {
         let segment = &mut self.segments[segment as usize];
         let (first, count) = (segment.page(at), (size / PAGE) as usize);
         segment.pages[first..first + count].fill(value);
+        for (part, entry) in segment.parts[first..first + count].iter_mut().enumerate() {
+            *entry = part as u8;
+        }
         segment.used = segment.used.max(at + size - segment.base);
     }
 

@@ -41,7 +41,7 @@ pub(super) struct Trail {
     follow: Option<usize>,
     misses: usize,
     /// Sites are known.
-    fuzzy: bool,
+    sited: bool,
     /// Where the latest requests of a context were last seen: the number of the request after them.
     places: HashMap<u64, usize, FixedState>,
 }
@@ -53,7 +53,7 @@ impl Trail {
             count: 0,
             follow: None,
             misses: 0,
-            fuzzy: false,
+            sited: false,
             places: HashMap::default(),
         }
     }
@@ -80,7 +80,7 @@ impl Trail {
     }
 
     fn recognise(&mut self, site: u32, size: u64) -> Option<usize> {
-        self.fuzzy |= site != 0 && super::grow::var("FUZZY",1)==1;
+        self.sited |= site != 0;
         self.log[self.count % LOG] = Step { site, size, at: 0, back: 0, died: 0 };
         self.count += 1;
         let found = self.find(site, size);
@@ -102,7 +102,10 @@ impl Trail {
                 self.places.clear();
             }
             let seen = self.places.insert(context, self.count);
-            if found.is_none() && let Some(seen) = seen && self.knows(seen - 1) {
+            if found.is_none()
+                && let Some(seen) = seen
+                && self.knows(seen - 1)
+            {
                 self.follow = Some(seen);
                 self.misses = 0;
                 return Some(seen - 1);
@@ -121,7 +124,7 @@ impl Trail {
         let near = || (follow..follow + SLIP).filter(|&number| self.knows(number));
         let step = |number: usize| self.log[number % LOG];
         let same = |&number: &usize| step(number).site == site && step(number).size == size;
-        near().find(same).or_else(|| near().find(|&number| self.fuzzy && step(number).site == site))
+        near().find(same).or_else(|| near().find(|&number| self.sited && step(number).site == site))
     }
 
     /// Writes down where the latest request lies; returns the number by which its free is known.
@@ -176,7 +179,7 @@ impl Trail {
     fn context(&self) -> u64 {
         let key = |number: usize| {
             let Step { site, size, .. } = self.log[number % LOG];
-            if site == 0 || !self.fuzzy { size } else { u64::from(site) }
+            if site == 0 || !self.sited { size } else { u64::from(site) }
         };
         let keys = (self.count - CONTEXT..self.count).map(key);
         keys.fold(0, |sum, key| (sum.rotate_left(7) ^ key).wrapping_mul(0x9e37_79b9_7f4a_7c15))
