@@ -262,6 +262,10 @@ impl Driver for CudaDriver {
         self.shared.granularity
     }
 
+    fn has_aliases(&self) -> bool {
+        self.has_virtual_memory()
+    }
+
     fn memory_info(&self) -> Result<MemoryInfo> {
         let _entered = self.shared.context.enter()?;
         let _relaxed = Relaxed::enter(self.shared.symbols);

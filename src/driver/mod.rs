@@ -67,6 +67,11 @@ pub trait Driver: Send {
     fn has_virtual_memory(&self) -> bool;
     /// The unit of physical memory: handles are multiples of it. Bytes.
     fn granularity(&self) -> u64;
+    /// Whether one handle may be mapped at several addresses at the same time. Work that is ordered (by a
+    /// stream) sees at one address what earlier work wrote at another.
+    fn has_aliases(&self) -> bool {
+        false
+    }
     /// Free and total physical memory. Bytes.
     fn memory_info(&self) -> Result<MemoryInfo>;
 

@@ -108,6 +108,10 @@ impl<D: Driver> Driver for Priced<D> {
         self.inner.granularity()
     }
 
+    fn has_aliases(&self) -> bool {
+        self.inner.has_aliases()
+    }
+
     fn memory_info(&self) -> Result<MemoryInfo> {
         self.inner.memory_info()
     }
