@@ -4,6 +4,7 @@ Must not know: how the clock or the explanations work; never imports torch by it
 Invariant: without the library every function here is a harmless no-op, except `install`, which says what to do.
 """
 
+import contextvars
 from typing import Any, Dict, Optional
 
 __version__ = "0.1.0"
@@ -15,9 +16,12 @@ __all__ = [
     "install",
     "phase",
     "report",
+    "request",
     "stats",
     "step",
 ]
+
+_inside: "contextvars.ContextVar[bool]" = contextvars.ContextVar("strandline_request", default=False)
 
 
 class NotInstalled(ImportError):
@@ -86,6 +90,22 @@ class phase:
     def __exit__(self, *_: Any) -> None:
         if self._enter is not None:
             self._enter(self._before)
+
+
+class request:
+    """`with request():` serves one request of a server without an optimizer; its end is a step.
+
+    Requests may overlap, in threads and in tasks of asyncio; one inside another counts as part of it.
+    """
+
+    def __enter__(self) -> "request":
+        self._token = _inside.set(True) if not _inside.get() else None
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self._token is not None:
+            _inside.reset(self._token)
+            step()
 
 
 def report(path: Optional[str] = None) -> bool:

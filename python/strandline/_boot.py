@@ -20,6 +20,7 @@ _clock: Optional[Clock] = None
 _library_in_use: Any = None
 _hooked = False
 _EVERY = 50  # steps between two looks at pinned memory, at least
+_gpu_taken = False
 
 
 def start(
@@ -30,21 +31,27 @@ def start(
     A mode that the library already is in is left alone ("auto" then changes nothing). Returns whether
     accounting is on.
     """
-    global _clock, _library_in_use
+    global _clock, _gpu_taken, _library_in_use
     try:
         library = library or _library.load()
         if library is None:
             return False
         if options is None and _is_worker():
             return _when_it_trains(mode)
-        if library.mode() <= 0:
+        number = library.mode()
+        heap, observer = _library.MODES["heap"], _library.MODES["observer"]
+        if number <= 0:
             number = _mode(mode)
             code = library.start(number, {"library_roots": _library_roots(), **(options or {})})
             if code < 0:
                 sys.stderr.write(f"strandline: cannot start in mode {mode}: error {code}\n")
                 return False
-            if number in (_library.MODES["heap"], _library.MODES["observer"]):
-                _take_gpu(library, number)
+        elif number == observer and _torch_waits() and _mode(mode) == heap:
+            # CUDA's own functions were followed before torch came; its heap can still be ours if they gave nothing.
+            number = heap if library.start(heap, None) >= 0 else observer
+        if number in (heap, observer) and _torch_waits():
+            _gpu_taken = True
+            _take_gpu(library, number)
         if _clock is None:
             from ._explain import Explainer
 
@@ -92,6 +99,11 @@ def _tell_of_collections(library: Any) -> None:
         tell(1 if phase == "start" else 0)
 
     gc.callbacks.append(collecting)
+
+
+def _torch_waits() -> bool:
+    """Whether torch is here and its GPU allocator has not been taken or watched yet."""
+    return not _gpu_taken and "torch" in sys.modules
 
 
 def hook() -> None:

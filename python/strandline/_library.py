@@ -34,7 +34,7 @@ _SIGNATURES = {
     "strandline_explain": (ctypes.c_int, [ctypes.c_uint64, ctypes.c_char_p]),
     "strandline_collecting": (ctypes.c_int, [ctypes.c_int]),
     "strandline_remark": (ctypes.c_int, [ctypes.c_char_p]),
-    "strandline_trim": (ctypes.c_int, []),
+    "strandline_trim": (ctypes.c_int, [ctypes.c_int]),
     "strandline_finish": (ctypes.c_int, []),
     "strandline_report": (ctypes.c_int, [ctypes.c_char_p]),
     "strandline_stats": (ctypes.c_size_t, [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t]),
@@ -79,8 +79,8 @@ class Library:
         return int(self._functions["remark"](json.dumps(remark).encode()))
 
     def trim(self) -> int:
-        """Gives the cache back: what no block lies in."""
-        return int(self._functions["trim"]())
+        """Gives the host's cache back: what no block lies in."""
+        return int(self._functions["trim"](-1))
 
     def finish(self) -> int:
         """The run is over: the last report, once."""

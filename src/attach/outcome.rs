@@ -14,10 +14,13 @@ use crate::ledger;
 use crate::report::{self, DevicePart, DeviceView, Run};
 use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// A process that is not the job itself reports only if it did this much (launchers import torch too).
 const BLOCKS_WORTH_A_REPORT: u64 = 1000;
+
+/// Steps between two writings of the metrics.
+const METRICS_EVERY: u32 = 10;
 
 /// Where things are told.
 pub struct Outcome {
@@ -28,6 +31,9 @@ pub struct Outcome {
     writing: Mutex<()>,
     finished: AtomicBool,
     cannot: AtomicBool,
+    /// Where metrics go, and the second (since the start) in which they were asked for last.
+    metrics: Option<PathBuf>,
+    metrics_asked: AtomicU64,
 }
 
 /// Why a report is written.
@@ -68,8 +74,22 @@ impl Outcome {
             writing: Mutex::new(()),
             finished: AtomicBool::new(false),
             cannot: AtomicBool::new(false),
+            metrics: options.openmetrics.as_ref().map(|file| metrics_file(file, rank)),
+            metrics_asked: AtomicU64::new(0),
         }
     }
+}
+
+/// The file of one rank: of several, each has its own ("job.prom", "job-rank3.prom").
+fn metrics_file(file: &Path, (rank, world): (i32, i32)) -> PathBuf {
+    let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
+    if world <= 1 {
+        return file;
+    }
+    let stem = file.file_stem().unwrap_or_default().to_string_lossy();
+    let extension = file.extension().unwrap_or_default().to_string_lossy();
+    let dot = if extension.is_empty() { "" } else { "." };
+    file.with_file_name(format!("{stem}-rank{rank}{dot}{extension}"))
 }
 
 /// Whether this is the process that `strandline run` was asked to run (or nobody says so).
@@ -131,24 +151,48 @@ impl State {
         self.write(Reason::Asked, folder).1
     }
 
+    /// Writes the report now for one who waits for the answer: its file, or why there is none.
+    pub(super) fn report_for(&self, folder: Option<&Path>) -> Result<PathBuf, String> {
+        if self.outcome.finished.load(Ordering::SeqCst) {
+            return Err(format!(
+                "the run is over; its report: {}",
+                self.outcome.folder.join("report.json").display()
+            ));
+        }
+        let (_, written) = self.put(Reason::Asked, folder);
+        written.map_err(|error| error.to_string())
+    }
+
+    /// The findings of this moment as the report shows them, as a JSON array.
+    pub fn findings(&self) -> Option<String> {
+        serde_json::to_string(&self.assemble(Reason::Asked).findings).ok()
+    }
+
     /// The end of the run: judges what waits, writes the last report, says where it is. Once.
     pub fn finish(&self) -> bool {
         if self.outcome.finished.swap(true, Ordering::SeqCst) {
             return true;
         }
+        super::control::server::stop();
         self.judge.lock().finish();
         self.tell_news();
+        if let (Some(guard), Some(host)) = (&self.guard, &self.host) {
+            guard.look_at_all(host);
+        }
         let steps = self.judge.lock().steps();
         if !self.outcome.main && steps == 0 && self.blocks_served() < BLOCKS_WORTH_A_REPORT {
             return true;
         }
         let (report, written) = self.write(Reason::Exit, None);
+        if self.outcome.main || steps > 0 {
+            self.save_metrics(&report);
+        }
         if written && !self.options.quiet && (self.outcome.main || steps > 0) {
             say(format_args!(
                 "{}: {}; report: {}",
                 report.verdict.name(),
                 report.reason,
-                from_here(&self.outcome.folder.join("report.json")).display()
+                from_here(&self.outcome.folder.join("report.html")).display()
             ));
         }
         written
@@ -201,20 +245,72 @@ impl State {
 
     /// Puts the report together and writes it. Returns it, and whether it was written (said once if not).
     fn write(&self, why: Reason, folder: Option<&Path>) -> (report::Report, bool) {
-        let _one_at_a_time = self.outcome.writing.lock();
-        let report = self.assemble(why);
-        let folder = folder.unwrap_or(&self.outcome.folder);
-        let json = report::json::to_string(&report);
-        let text = report::text::report(&report, report::text::Colour::Never);
-        let written = report::write::file(folder, "report.json", json.as_bytes())
-            .and_then(|_| report::write::file(folder, "report.txt", text.as_bytes()));
+        let (report, written) = self.put(why, folder);
         if let Err(error) = &written {
             say_once(&self.outcome.cannot, format_args!("{error}"));
         }
         (report, written.is_ok())
     }
 
-    fn assemble(&self, why: Reason) -> report::Report {
+    /// At a step boundary: has metrics written by another thread, every [`METRICS_EVERY`] steps and not more
+    /// often than once in a second.
+    pub(super) fn ask_for_metrics(&self, ended: u32) {
+        if self.outcome.metrics.is_none() || !(ended + 1).is_multiple_of(METRICS_EVERY) {
+            return;
+        }
+        let second = self.began.elapsed().as_secs() + 1;
+        if self.outcome.metrics_asked.swap(second, Ordering::Relaxed) != second {
+            super::signal::ask_for_metrics();
+        }
+    }
+
+    /// Writes the metrics of now.
+    pub(super) fn write_metrics(&self) {
+        let _one_at_a_time = self.outcome.writing.lock();
+        if !self.outcome.finished.load(Ordering::SeqCst) {
+            self.save_metrics(&self.assemble(Reason::Asked));
+        }
+    }
+
+    fn save_metrics(&self, report: &report::Report) {
+        static CANNOT: AtomicBool = AtomicBool::new(false);
+        let Some(path) = &self.outcome.metrics else { return };
+        let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str()))
+        else {
+            return say_once(&CANNOT, format_args!("openmetrics: {} names no file", path.display()));
+        };
+        let text = report::openmetrics::to_string(report);
+        if let Err(error) = report::write::public_file(folder, name, text.as_bytes()) {
+            let error = error.to_string().replace("--out DIR", "--openmetrics FILE");
+            say_once(&CANNOT, format_args!("{error}"));
+        }
+    }
+
+    /// As `write`, but says nothing. Returns the path of the JSON.
+    fn put(
+        &self,
+        why: Reason,
+        folder: Option<&Path>,
+    ) -> (report::Report, Result<PathBuf, report::write::NotWritten>) {
+        let _one_at_a_time = self.outcome.writing.lock();
+        let report = self.assemble(why);
+        let folder = folder.unwrap_or(&self.outcome.folder);
+        let json = report::json::to_string(&report);
+        let text = report::text::report(&report, report::text::Colour::Never);
+        let written = report::write::file(folder, "report.json", json.as_bytes())
+            .and_then(|path| report::write::file(folder, "report.txt", text.as_bytes()).map(|_| path))
+            .and_then(|path| {
+                report::write::file(folder, "report.html", report::html::page(&report).as_bytes())
+                    .map(|_| path)
+            })
+            .and_then(|path| match self.guard.as_ref().and_then(super::guard::Guard::to_json) {
+                Some(faults) => report::write::file(folder, "guard.json", faults.as_bytes()).map(|_| path),
+                None => Ok(path),
+            });
+        (report, written)
+    }
+
+    pub(super) fn assemble(&self, why: Reason) -> report::Report {
         let wanted = |device| self.judge.lock().wanted(device);
         let epochs = self.clock.epoch_starts();
         let mut parts = Vec::new();
@@ -245,6 +341,8 @@ impl State {
                 .duration_since(std::time::UNIX_EPOCH)
                 .ok()
                 .map(|d| d.as_secs()),
+            epoch_starts: self.clock.epoch_starts().iter().map(|start| (start.epoch, start.step)).collect(),
+            validations: self.clock.validations(),
             ..Run::default()
         };
         let remarks = self.remarks.lock().clone();
@@ -261,7 +359,8 @@ fn part_of<D: Driver>(
     epochs: &[ledger::clock::EpochStart],
 ) -> Option<DevicePart> {
     let books = served.books()?;
-    let view = DeviceView::with_epochs(&books.accounts, wanted, epochs);
+    let mut view = DeviceView::with_epochs(&books.accounts, wanted, epochs);
+    (view.device.segments, view.device.segments_left_out) = books.segment_map();
     let stats = books.heap.stats();
     drop(books);
     Some(DevicePart { view, stats: stats_as_json(&stats) })

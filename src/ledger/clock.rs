@@ -75,6 +75,8 @@ struct Records {
     /// Epochs announced that had at least one step, and whether steps came before the first of them.
     begun: u64,
     late: bool,
+    /// Steps that were running when a validation began.
+    validations: VecDeque<u32>,
     /// Nanoseconds each recent step took.
     durations: VecDeque<u64>,
     last_end: Option<u64>,
@@ -157,7 +159,22 @@ impl Clock {
         let before = self.word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| {
             Some(word & !mask | (phase as u64) << EPOCH_BITS)
         });
-        unpack(before.unwrap_or_else(|word| word)).phase
+        let before = unpack(before.unwrap_or_else(|word| word));
+        if phase == Phase::Validation && before.phase != phase {
+            let mut records = self.records.lock();
+            if records.validations.back() != Some(&before.step) {
+                if records.validations.len() == REMEMBERED {
+                    records.validations.pop_front();
+                }
+                records.validations.push_back(before.step);
+            }
+        }
+        before.phase
+    }
+
+    /// Steps that were running when a validation began: the newest, oldest first.
+    pub fn validations(&self) -> Vec<u32> {
+        self.records.lock().validations.iter().copied().collect()
     }
 
     /// Python's garbage collector begins or ends its work.
@@ -206,6 +223,7 @@ mod tests {
         assert_eq!(clock.begin_epoch(), 1);
         assert_eq!(clock.enter(Phase::Validation), Phase::Other);
         assert_eq!(clock.enter(Phase::Backward), Phase::Validation);
+        assert_eq!(clock.validations(), [2]);
         assert_eq!(clock.now(), Now { step: 2, epoch: 1, phase: Phase::Backward, ..Now::default() });
         clock.collecting(true);
         assert!(clock.now().collecting && clock.now().step == 2);

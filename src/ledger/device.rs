@@ -12,6 +12,8 @@ use super::windows::{Flow, Flows, Windows};
 const RECENT: usize = 64;
 /// Points of the device's series.
 pub const SERIES: usize = 64;
+/// Points of the finer series that a report shows.
+const SHOWN: usize = 256;
 const EPOCHS: usize = 64;
 /// Sites remembered as those whose blocks made reserved memory grow.
 const CREDITED: usize = 8;
@@ -67,6 +69,7 @@ pub struct DevicePoint {
 #[derive(Clone, Debug, Default)]
 pub struct DeviceBooks {
     series: Thinned<DevicePoint, SERIES>,
+    shown: Thinned<DevicePoint, SHOWN>,
     last: Sample,
     last_point: (u32, DevicePoint),
     mature: Vec<u64>,
@@ -104,6 +107,7 @@ impl DeviceBooks {
         };
         self.last_point = (ended, point);
         self.series.push(ended, point);
+        self.shown.push_merging(ended, point, |kept, other| kept.peak = kept.peak.max(other.peak));
         if self.mature.is_empty() {
             self.mature.resize(RECENT, 0);
         }
@@ -184,6 +188,11 @@ impl DeviceBooks {
         self.series.points()
     }
 
+    /// The same, finer: the peak of a point is the highest of all steps up to the next point.
+    pub fn shown(&self) -> &[(u32, DevicePoint)] {
+        self.shown.points()
+    }
+
     /// The newest boundary, whether or not the thinned series holds it.
     pub fn last_point(&self) -> Option<&(u32, DevicePoint)> {
         (self.boundaries > 0).then_some(&self.last_point)
@@ -229,6 +238,7 @@ impl DeviceBooks {
 
     pub fn memory_bytes(&self) -> usize {
         self.series.memory_bytes()
+            + self.shown.memory_bytes()
             + self.mature.capacity() * 8
             + self.epochs.capacity() * 16
             + CREDITED * 16

@@ -76,6 +76,12 @@ pub struct Run {
     /// The library that the text of the report is about (`--focus`).
     #[serde(skip_serializing_if = "String::is_empty")]
     pub focus: String,
+    /// `[epoch, step]`: the newest epochs and the steps that were running when they began.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub epoch_starts: Vec<(u32, u32)>,
+    /// The newest steps that were running when a validation began.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub validations: Vec<u32>,
     /// Whatever else the writer knows: versions, host name, options.
     #[serde(flatten)]
     pub more: Map<String, Value>,
@@ -107,6 +113,12 @@ pub struct Device {
     /// What was allocated and freed in the recent part of the run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub flow: Option<Flow>,
+    /// Runs of mapped memory, the largest of them, by address; empty where the allocator is not strandline's.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub segments: Vec<Segment>,
+    /// Segments that were too many to list, and their bytes.
+    #[serde(skip_serializing_if = "is_none_left_out")]
+    pub segments_left_out: (u64, u64),
 }
 
 /// Neighbouring step boundaries, taken together; bytes as `[minimum, mean, maximum]`.
@@ -134,6 +146,29 @@ pub struct Flow {
     pub freed_bytes: u64,
 }
 
+fn is_none_left_out(left_out: &(u64, u64)) -> bool {
+    left_out.0 == 0
+}
+
+/// A run of mapped memory without a gap.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Segment {
+    pub address: u64,
+    /// The sum of its runs.
+    pub size: u64,
+    pub stream: u64,
+    /// For requests above 1 MiB.
+    pub large: bool,
+    /// In address order, without gaps.
+    pub runs: Vec<BlockRun>,
+}
+
+/// `[bytes, bytes in use, stack ID, step]`: a block, a gap, or neighbours that were joined to keep the report
+/// small. Stack and step of birth are those of the largest block in it; 0 where nothing is in use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlockRun(pub u64, pub u64, pub u32, pub u32);
+
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PhaseBytes {
     pub phase: String,
@@ -146,7 +181,7 @@ pub struct PhaseBytes {
     pub recent_freed: u64,
 }
 
-/// The device at a step boundary, in bytes; `peak` is the highest within the step.
+/// The device at a step boundary, in bytes; `peak` is the highest from this step up to the next point.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SeriesPoint {

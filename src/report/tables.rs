@@ -49,7 +49,12 @@ pub fn memory(out: &mut String, report: &Report, colour: Colour) {
 }
 
 fn name(device: &Device) -> String {
-    if device.device < 0 { "host".to_owned() } else { device.device.to_string() }
+    match device.device {
+        -3 => "managed".to_owned(),
+        -2 => "pinned".to_owned(),
+        ..0 => "host".to_owned(),
+        number => number.to_string(),
+    }
 }
 
 fn size(bytes: u64) -> String {

@@ -78,6 +78,9 @@ pub fn finding(finding: &Finding, colour: Colour) -> String {
         }
         match &finding.held_by {
             Some(holder) => line(&mut out, "held by", &holder.path),
+            // A program without Python has no holders to be named.
+            None if finding.stack.iter().all(|frame| frame.kind == "native") && !finding.stack.is_empty() => {
+            }
             None => line(&mut out, "held by", "C++ or unknown (no Python object was found)"),
         }
         if let Some(kept) = &finding.kept_at {
@@ -153,7 +156,12 @@ pub fn base(file: &str) -> &str {
 }
 
 fn short(frame: &Frame) -> String {
-    format!("{}:{}", base(&frame.file), frame.line)
+    // A native frame has a file, the shared object, and no line.
+    if frame.line == 0 {
+        base(&frame.file).to_owned()
+    } else {
+        format!("{}:{}", base(&frame.file), frame.line)
+    }
 }
 
 /// "train.py:42 in train_step > model.py:17 in forward": the user's frames, the innermost last.

@@ -12,7 +12,7 @@ use crate::ledger::undecided::{self, Open};
 use crate::ledger::{Accounts, PHASES, Phase};
 
 /// Sites a report lists of one device.
-pub const TOP_SITES: usize = 50;
+pub const TOP_SITES: usize = 128;
 /// Stretches of the run that a report lists.
 const WINDOWS: usize = 8;
 
@@ -87,7 +87,7 @@ fn device(accounts: &Accounts) -> Device {
         active: p.1.active,
         peak: p.1.peak,
     };
-    let mut series: Vec<SeriesPoint> = books.series().iter().map(point).collect();
+    let mut series: Vec<SeriesPoint> = books.shown().iter().map(point).collect();
     if let Some(last) = books.last_point().map(point)
         && series.last().is_some_and(|point| point.step < last.step)
     {

@@ -53,6 +53,8 @@ impl Demo {
             fail_on_leak: false,
             every: None,
             focus: None,
+            openmetrics: None,
+            guard: false,
             quiet: false,
             command: vec![python.into_os_string(), script.into_os_string()],
         }
