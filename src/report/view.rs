@@ -11,6 +11,10 @@ use crate::ledger::{Accounts, PHASES, Phase};
 /// Sites a report lists of one device.
 pub const TOP_SITES: usize = 128;
 
+/// Sites of findings that it lists besides, the largest of them: a job in which everything leaks has as many
+/// as it has call stacks.
+pub const WANTED: usize = 128;
+
 /// One device, copied.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceView {
@@ -52,8 +56,11 @@ impl DeviceView {
             order.truncate(TOP_SITES);
         }
         order.retain(|&number| size(number) > 0);
-        let missing: Vec<u32> = wanted.iter().copied().filter(|number| !order.contains(number)).collect();
-        order.extend(missing.into_iter().filter(|&number| accounts.site(number).is_some()));
+        let mut missing: Vec<u32> = wanted.iter().copied().filter(|number| !order.contains(number)).collect();
+        missing.retain(|&number| accounts.site(number).is_some());
+        missing.sort_by_key(|&number| std::cmp::Reverse(size(number)));
+        missing.truncate(WANTED);
+        order.extend(missing);
         order.sort_by_key(|&number| std::cmp::Reverse(size(number)));
         DeviceView {
             device: device(accounts),
