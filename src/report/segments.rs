@@ -168,7 +168,7 @@ mod tests {
         }
         let (segments, left_out) = map.finish(|number| number);
         let runs: usize = segments.iter().map(|segment| segment.runs.len()).sum();
-        assert!(runs <= RUNS && runs >= RUNS / 8, "{runs}");
+        assert!((RUNS / 8..=RUNS).contains(&runs), "{runs}");
         assert_eq!(left_out, (0, 0));
         for (segment, (size, used)) in segments.iter().zip(expected) {
             assert_eq!(segment.size, size);
