@@ -54,3 +54,10 @@ pub fn forward_to(child: u32) {
         unsafe { libc::kill(child as i32, pending) };
     }
 }
+
+/// Sends a signal to a process; `strandline dump` knows that its strandline handles it.
+pub fn send(pid: u32, signal: i32) -> std::io::Result<()> {
+    let pid = i32::try_from(pid).map_err(|_| std::io::ErrorKind::InvalidInput)?;
+    // SAFETY: a system call with two numbers.
+    if unsafe { libc::kill(pid, signal) } == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+}

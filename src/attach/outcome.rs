@@ -125,6 +125,10 @@ impl State {
                 fresh
                     .iter()
                     .map(|found| report::describe::finding(&judge, found, &Stacks, self.clock))
+                    .filter(|finding| {
+                        let focus = self.options.focus.as_deref();
+                        focus.is_none_or(|library| report::focus::concerns(finding, library))
+                    })
                     .map(|finding| report::text::finding(&finding, self.outcome.colour))
                     .collect()
             };
@@ -135,9 +139,33 @@ impl State {
         self.write(Reason::Finding, None);
     }
 
+    /// Says a remark that is new.
+    pub(super) fn tell(&self, remark: &report::model::Remark) {
+        if !self.options.quiet {
+            write_stderr(&report::text::remark(remark, self.outcome.colour));
+        }
+    }
+
     /// Writes the report now; false if it could not be written (said once).
     pub fn report(&self, folder: Option<&Path>) -> bool {
         self.write(Reason::Asked, folder).1
+    }
+
+    /// Writes the report now for one who waits for the answer: its file, or why there is none.
+    pub(super) fn report_for(&self, folder: Option<&Path>) -> Result<PathBuf, String> {
+        if self.outcome.finished.load(Ordering::SeqCst) {
+            return Err(format!(
+                "the run is over; its report: {}",
+                self.outcome.folder.join("report.json").display()
+            ));
+        }
+        let (_, written) = self.put(Reason::Asked, folder);
+        written.map_err(|error| error.to_string())
+    }
+
+    /// The findings of this moment as the report shows them, as a JSON array.
+    pub fn findings(&self) -> Option<String> {
+        serde_json::to_string(&self.assemble(Reason::Asked).findings).ok()
     }
 
     /// The end of the run: judges what waits, writes the last report, says where it is. Once.
@@ -145,8 +173,12 @@ impl State {
         if self.outcome.finished.swap(true, Ordering::SeqCst) {
             return true;
         }
+        super::control::server::stop();
         self.judge.lock().finish();
         self.tell_news();
+        if let (Some(guard), Some(host)) = (&self.guard, &self.host) {
+            guard.look_at_all(host);
+        }
         let steps = self.judge.lock().steps();
         if !self.outcome.main && steps == 0 && self.blocks_served() < BLOCKS_WORTH_A_REPORT {
             return true;
@@ -160,7 +192,7 @@ impl State {
                 "{}: {}; report: {}",
                 report.verdict.name(),
                 report.reason,
-                shown(&self.outcome.folder.join("report.html")).display()
+                from_here(&self.outcome.folder.join("report.html")).display()
             ));
         }
         written
@@ -178,8 +210,9 @@ impl State {
         let (report, _) = self.write(Reason::OutOfMemory, None);
         let mut text = String::new();
         let here = |at: &Option<ledger::Frame>| {
-            at.as_ref()
-                .map_or("an unknown place".to_owned(), |f| format!("{}:{} in {}", f.file, f.line, f.function))
+            at.as_ref().map_or("an unknown place".to_owned(), |f| {
+                format!("{}:{} in {}", report::text::base(&f.file), f.line, f.function)
+            })
         };
         for finding in report.findings.iter().filter(|f| f.device == i64::from(device)).take(3) {
             text += &format!(
@@ -189,7 +222,8 @@ impl State {
                 here(&finding.allocated_at)
             );
             if let Some(kept) = &finding.kept_at {
-                text += &format!(", kept alive at {}:{} ({})", kept.file, kept.line, kept.code);
+                let file = report::text::base(&kept.file);
+                text += &format!(", kept alive at {file}:{} ({})", kept.line, kept.code);
             }
             text.push('.');
         }
@@ -211,14 +245,7 @@ impl State {
 
     /// Puts the report together and writes it. Returns it, and whether it was written (said once if not).
     fn write(&self, why: Reason, folder: Option<&Path>) -> (report::Report, bool) {
-        let _one_at_a_time = self.outcome.writing.lock();
-        let report = self.assemble(why);
-        let folder = folder.unwrap_or(&self.outcome.folder);
-        let json = report::json::to_string(&report);
-        let text = report::text::report(&report, report::text::Colour::Never);
-        let written = report::write::file(folder, "report.json", json.as_bytes())
-            .and_then(|_| report::write::file(folder, "report.txt", text.as_bytes()))
-            .and_then(|_| report::write::file(folder, "report.html", report::html::page(&report).as_bytes()));
+        let (report, written) = self.put(why, folder);
         if let Err(error) = &written {
             say_once(&self.outcome.cannot, format_args!("{error}"));
         }
@@ -259,19 +286,48 @@ impl State {
         }
     }
 
-    fn assemble(&self, why: Reason) -> report::Report {
+    /// As `write`, but says nothing. Returns the path of the JSON.
+    fn put(
+        &self,
+        why: Reason,
+        folder: Option<&Path>,
+    ) -> (report::Report, Result<PathBuf, report::write::NotWritten>) {
+        let _one_at_a_time = self.outcome.writing.lock();
+        let report = self.assemble(why);
+        let folder = folder.unwrap_or(&self.outcome.folder);
+        let json = report::json::to_string(&report);
+        let text = report::text::report(&report, report::text::Colour::Never);
+        let written = report::write::file(folder, "report.json", json.as_bytes())
+            .and_then(|path| report::write::file(folder, "report.txt", text.as_bytes()).map(|_| path))
+            .and_then(|path| {
+                report::write::file(folder, "report.html", report::html::page(&report).as_bytes())
+                    .map(|_| path)
+            })
+            .and_then(|path| match self.guard.as_ref().and_then(super::guard::Guard::to_json) {
+                Some(faults) => report::write::file(folder, "guard.json", faults.as_bytes()).map(|_| path),
+                None => Ok(path),
+            });
+        (report, written)
+    }
+
+    pub(super) fn assemble(&self, why: Reason) -> report::Report {
         let wanted = |device| self.judge.lock().wanted(device);
+        let epochs = self.clock.epoch_starts();
         let mut parts = Vec::new();
         if let Some(host) = &self.host {
-            parts.extend(part_of(host, &wanted(super::process::HOST)));
+            parts.extend(part_of(host, &wanted(super::process::HOST), &epochs));
         }
         for served in self.gpus.into_iter().flat_map(Gpus::open) {
-            parts.extend(part_of(served, &wanted(served.device())));
+            parts.extend(part_of(served, &wanted(served.device()), &epochs));
         }
         for watched in self.gpus.into_iter().flat_map(Gpus::seen) {
             let wanted = wanted(watched.device());
-            let view = watched.notes().map(|notes| DeviceView::of(&notes.accounts, &wanted));
+            let view =
+                watched.notes().map(|notes| DeviceView::with_epochs(&notes.accounts, &wanted, &epochs));
             parts.extend(view.map(|view| DevicePart { view, stats: serde_json::Map::new() }));
+        }
+        if let (Some(part), Some(note)) = (parts.first_mut(), self.host_memory.lock().note()) {
+            part.view.notes.push(note);
         }
         let run = Run {
             command: self.command.clone(),
@@ -280,6 +336,7 @@ impl State {
             world_size: self.outcome.rank.1.into(),
             mode: self.mode().word().into(),
             written: why.word().into(),
+            focus: self.options.focus.clone().unwrap_or_default(),
             time: std::time::SystemTime::now()
                 .duration_since(std::time::UNIX_EPOCH)
                 .ok()
@@ -288,22 +345,21 @@ impl State {
             validations: self.clock.validations(),
             ..Run::default()
         };
+        let remarks = self.remarks.lock().clone();
         let judge = self.judge.lock();
-        report::assemble(run, parts, &judge, self.clock, &Stacks)
+        let report = report::assemble(run, parts, &judge, self.clock, &Stacks);
+        report::Report { remarks, ..report }
     }
 }
 
-/// A path as it is told: from the working directory on, if it lies below it.
-fn shown(path: &Path) -> PathBuf {
-    let here = std::env::current_dir().ok();
-    let below = here.and_then(|here| path.strip_prefix(here).ok().map(Path::to_owned));
-    below.unwrap_or_else(|| path.to_owned())
-}
-
 /// A device that is served, copied for a report. The lock is held for the copy only.
-fn part_of<D: Driver>(served: &Served<D>, wanted: &[u32]) -> Option<DevicePart> {
+fn part_of<D: Driver>(
+    served: &Served<D>,
+    wanted: &[u32],
+    epochs: &[ledger::clock::EpochStart],
+) -> Option<DevicePart> {
     let books = served.books()?;
-    let mut view = DeviceView::of(&books.accounts, wanted);
+    let mut view = DeviceView::with_epochs(&books.accounts, wanted, epochs);
     (view.device.segments, view.device.segments_left_out) = books.segment_map();
     let stats = books.heap.stats();
     drop(books);
@@ -324,6 +380,12 @@ pub fn torch_size(bytes: u64) -> String {
         0x10_0000..0x4000_0000 => format!("{:.2} MiB", b / 1048576.0),
         _ => format!("{:.2} GiB", b / 1073741824.0),
     }
+}
+
+/// A path as one would type it: relative where it lies below the working directory.
+fn from_here(path: &Path) -> PathBuf {
+    let here = std::env::current_dir().ok();
+    here.and_then(|here| path.strip_prefix(here).ok().map(Path::to_owned)).unwrap_or_else(|| path.to_owned())
 }
 
 fn write_stderr(text: &str) {

@@ -140,9 +140,8 @@ impl<D: Driver> Served<D> {
             journal.keep(wish.enabled);
         }
         match (&mut books.history, wish.enabled) {
-            // What was recorded stays readable, as torch's own does, but nothing is added.
-            (history @ Some(_), false) if wish.clear => *history = None,
-            (_, false) => {}
+            // As torch's own: what was recorded is gone.
+            (history, false) => *history = None,
             (history, true) => history.get_or_insert_default().keep(wish.entries, wish.clear),
         }
         books.recording = wish.enabled;
@@ -185,6 +184,7 @@ impl<D: Driver> Books<D> {
             reserved: stats.reserved_bytes.all.current,
             active: stats.active_bytes.all.current,
             total: self.total,
+            retries: stats.num_alloc_retries,
             ..Sample::default()
         }
     }

@@ -42,6 +42,12 @@ pub struct Report {
     pub findings: Vec<Finding>,
     #[serde(default)]
     pub not_leaks: Vec<NotLeak>,
+    /// Growth that was not seen long enough.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub undecided: Vec<Undecided>,
+    /// What is worth knowing and is no finding of the ledger's.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub remarks: Vec<Remark>,
     #[serde(default)]
     pub sites: Vec<Site>,
 }
@@ -67,6 +73,9 @@ pub struct Run {
     /// Seconds since 1970 at which it was written.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub time: Option<u64>,
+    /// The library that the text of the report is about (`--focus`).
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub focus: String,
     /// `[epoch, step]`: the newest epochs and the steps that were running when they began.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub epoch_starts: Vec<(u32, u32)>,
@@ -98,12 +107,43 @@ pub struct Device {
     /// Live bytes and bytes ever allocated by phase of birth.
     pub phases: Vec<PhaseBytes>,
     pub series: Vec<SeriesPoint>,
+    /// Stretches of the run with minimum, mean and maximum.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub windows: Vec<Window>,
+    /// What was allocated and freed in the recent part of the run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub flow: Option<Flow>,
     /// Runs of mapped memory, the largest of them, by address; empty where the allocator is not strandline's.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub segments: Vec<Segment>,
     /// Segments that were too many to list, and their bytes.
     #[serde(skip_serializing_if = "is_none_left_out")]
     pub segments_left_out: (u64, u64),
+}
+
+/// Neighbouring step boundaries, taken together; bytes as `[minimum, mean, maximum]`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Window {
+    pub first_step: u32,
+    pub last_step: u32,
+    pub allocated: [u64; 3],
+    pub reserved: [u64; 3],
+    pub active: [u64; 3],
+    /// The highest requested bytes within any of its steps.
+    pub peak: u64,
+    pub retries: u64,
+}
+
+/// What was allocated and freed in the last `steps` steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Flow {
+    pub steps: u32,
+    pub allocated_blocks: u64,
+    pub freed_blocks: u64,
+    pub allocated_bytes: u64,
+    pub freed_bytes: u64,
 }
 
 fn is_none_left_out(left_out: &(u64, u64)) -> bool {
@@ -134,6 +174,11 @@ pub struct PhaseBytes {
     pub phase: String,
     pub live_bytes: u64,
     pub allocated_bytes: u64,
+    /// In the recent part of the run (`Device.flow`): bytes allocated and freed while the phase was in force.
+    #[serde(default)]
+    pub recent_allocated: u64,
+    #[serde(default)]
+    pub recent_freed: u64,
 }
 
 /// The device at a step boundary, in bytes; `peak` is the highest from this step up to the next point.
@@ -215,6 +260,9 @@ pub struct SiteInFinding {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NotLeak {
+    /// The reason's heading in docs/findings.md.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub kind: String,
     pub what: String,
     pub because: String,
     pub device: i64,
@@ -224,6 +272,29 @@ pub struct NotLeak {
     /// It was called a finding for a while.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub withdrawn: bool,
+}
+
+/// Growth that was not seen long enough, and what would decide it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Undecided {
+    pub what: String,
+    pub decides: String,
+    pub device: i64,
+    pub bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allocated_at: Option<Frame>,
+}
+
+/// What is worth knowing and is no finding of the ledger's.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Remark {
+    /// Its heading in docs/findings.md.
+    pub kind: String,
+    pub what: String,
+    pub because: String,
+    pub fix: String,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

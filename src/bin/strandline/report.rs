@@ -75,6 +75,9 @@ pub struct Report {
     /// A report.json, or a folder that holds reports
     #[arg(value_name = "FILE|DIR", default_value = "strandline-out")]
     path: PathBuf,
+    /// Show only findings and sites with a frame of this library or package on their stack ("": everything)
+    #[arg(long, value_name = "LIB")]
+    focus: Option<String>,
     /// The form
     #[arg(long, short, value_enum, default_value = "text")]
     format: Format,
@@ -123,7 +126,7 @@ impl Report {
             Colour::Never
         };
         for file in files {
-            let report = read(file)?;
+            let report = self.focused(read(file)?);
             let shown = format!("{}\n{}\n", file.display(), text::report(&report, colour));
             if !print(shown.as_bytes())? {
                 break;
@@ -132,12 +135,20 @@ impl Report {
         Ok(ExitCode::SUCCESS)
     }
 
+    /// The report as `--focus` wants it seen.
+    fn focused(&self, mut report: report::Report) -> report::Report {
+        if let Some(library) = &self.focus {
+            report.run.focus.clone_from(library);
+        }
+        report
+    }
+
     fn one(&self, file: &Path, output: Option<&Path>) -> Result<ExitCode, String> {
         if output.is_none() && !self.format.is_for_terminals() && std::io::stdout().is_terminal() {
             let name = format!("report.{}", self.format.extension());
             return Err(format!("this form is not for a terminal: write it to a file with -o {name}"));
         }
-        let report = read(file)?;
+        let report = self.focused(read(file)?);
         let made = self.make(&report)?;
         match output {
             None => print(&made).map(|_| ()),
@@ -159,7 +170,7 @@ impl Report {
         bar.set_message("converting");
         let mut taken = std::collections::HashSet::new();
         for file in files {
-            let report = read(file)?;
+            let report = self.focused(read(file)?);
             let mut name = name_of(file, self.format);
             // Runs of different folders may have one name.
             let mut number = 2;
