@@ -111,8 +111,8 @@ impl Options {
 /// The value of a key in `key:value,key:value`; the last one counts.
 fn conf(text: &str, wanted: &str) -> Option<String> {
     let entries = text.split(',').filter_map(|entry| entry.trim().split_once(':'));
-    let values = entries.filter(|(key, value)| key.trim() == wanted && !value.trim().is_empty());
-    values.last().map(|(_, value)| value.trim().to_owned())
+    let mut values = entries.filter(|(key, value)| key.trim() == wanted && !value.trim().is_empty());
+    values.next_back().map(|(_, value)| value.trim().to_owned())
 }
 
 /// A signal by name or number; 0 for `none`.

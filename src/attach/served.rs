@@ -243,10 +243,10 @@ impl<D: Driver> Books<D> {
             Seen::Block(block) if block.state == BlockState::Inactive => map.block(block.size, None),
             Seen::Block(block) => {
                 let tag = ledger::Tag(block.tag.0, block.tag.1);
-                map.block(block.size, Some((self.stack_of(block.tag), tag.step())));
+                map.block(block.size, Some((tag.site(), tag.step())));
             }
         });
-        map.finish()
+        map.finish(|site| self.accounts.site(site).map_or(0, |site| site.stack))
     }
 
     /// Now and then, gives memory back that the last steps did not need: a cache over host memory must not

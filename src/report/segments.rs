@@ -61,7 +61,8 @@ impl SegmentMap {
         self.parts.push(Part { address, stream, large, ..Part::default() });
     }
 
-    /// The segment's next block: its bytes, and stack ID and step of birth if it is in use.
+    /// The segment's next block: its bytes, and if it is in use a number that its stack is found by and the step
+    /// of its birth.
     #[inline]
     pub fn block(&mut self, bytes: u64, of: Option<(u32, u32)>) {
         let Some(part) = self.parts.last_mut() else { return };
@@ -113,17 +114,19 @@ impl SegmentMap {
         self.runs = self.parts.iter().map(|part| part.runs.len()).sum();
     }
 
-    /// The segments by address; how many were left out, and their bytes.
-    pub fn finish(mut self) -> (Vec<Segment>, (u64, u64)) {
+    /// The segments by address, with stack IDs as `stack` finds them by the blocks' numbers (there are few runs
+    /// but many blocks); how many were left out, and their bytes.
+    pub fn finish(mut self, stack: impl Fn(u32) -> u32) -> (Vec<Segment>, (u64, u64)) {
         self.drop_small();
         self.coarsen(RUNS);
         self.parts.sort_by_key(|part| part.address);
+        let run = |run: BlockRun| if run.1 > 0 { BlockRun(run.0, run.1, stack(run.2), run.3) } else { run };
         let segment = |part: Part| Segment {
             address: part.address,
             size: part.size,
             stream: part.stream,
             large: part.large,
-            runs: part.runs.into_iter().map(|draft| draft.run).collect(),
+            runs: part.runs.into_iter().map(|draft| run(draft.run)).collect(),
         };
         (self.parts.into_iter().map(segment).collect(), self.left_out)
     }
@@ -141,7 +144,7 @@ mod tests {
         map.block(1024, None);
         map.segment(1024, 0, false);
         map.block(2048, Some((4, 1)));
-        let (segments, left_out) = map.finish();
+        let (segments, left_out) = map.finish(|number| number);
         assert_eq!(left_out, (0, 0));
         assert_eq!(segments[1].runs, [BlockRun(512, 512, 3, 9), BlockRun(1024, 0, 0, 0)]);
         assert_eq!((segments[0].address, segments[1].size, segments[1].stream), (1024, 1536, 7));
@@ -163,9 +166,9 @@ mod tests {
             }
             expected.push((size, used));
         }
-        let (segments, left_out) = map.finish();
+        let (segments, left_out) = map.finish(|number| number);
         let runs: usize = segments.iter().map(|segment| segment.runs.len()).sum();
-        assert!(runs <= RUNS && runs >= RUNS / 8, "{runs}");
+        assert!((RUNS / 8..=RUNS).contains(&runs), "{runs}");
         assert_eq!(left_out, (0, 0));
         for (segment, (size, used)) in segments.iter().zip(expected) {
             assert_eq!(segment.size, size);
@@ -183,7 +186,7 @@ mod tests {
             map.segment(segment << 24, 0, false);
             map.block(512 * (1 + segment), Some((1, 0)));
         }
-        let (segments, left_out) = map.finish();
+        let (segments, left_out) = map.finish(|number| number);
         assert_eq!((segments.len(), left_out.0), (SEGMENTS, 2_000 - SEGMENTS as u64));
         let bytes: u64 = segments.iter().map(|segment| segment.size).sum();
         assert_eq!(bytes + left_out.1, (1..=2_000).map(|n| 512 * n).sum::<u64>());

@@ -16,6 +16,10 @@ pub const TOP_SITES: usize = 128;
 /// Stretches of the run that a report lists.
 const WINDOWS: usize = 8;
 
+/// Sites of findings that it lists besides, the largest of them: a job in which everything leaks has as many
+/// as it has call stacks.
+pub const WANTED: usize = 128;
+
 /// One device, copied.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceView {
@@ -64,8 +68,11 @@ impl DeviceView {
             order.truncate(TOP_SITES);
         }
         order.retain(|&number| size(number) > 0);
-        let missing: Vec<u32> = wanted.iter().copied().filter(|number| !order.contains(number)).collect();
-        order.extend(missing.into_iter().filter(|&number| accounts.site(number).is_some()));
+        let mut missing: Vec<u32> = wanted.iter().copied().filter(|number| !order.contains(number)).collect();
+        missing.retain(|&number| accounts.site(number).is_some());
+        missing.sort_by_key(|&number| std::cmp::Reverse(size(number)));
+        missing.truncate(WANTED);
+        order.extend(missing);
         order.sort_by_key(|&number| std::cmp::Reverse(size(number)));
         DeviceView {
             device: device(accounts),

@@ -108,7 +108,7 @@ impl Report {
             )),
             (_, None) if self.format == Format::Text => self.print_all(&files),
             ([file], output) => self.one(file, output.as_deref().filter(|out| *out != Path::new("-"))),
-            (several, Some(folder)) if folder != Path::new("-") => self.into_folder(several, folder),
+            (several, Some(folder)) if folder != Path::new("-") => self.fill_folder(several, folder),
             (several, _) => Err(format!(
                 "{}: holds {} reports, and this form takes one: name one of them (for example {}), or a folder \
                  for all of them with -o DIR",
@@ -158,7 +158,7 @@ impl Report {
         Ok(ExitCode::SUCCESS)
     }
 
-    fn into_folder(&self, files: &[PathBuf], folder: &Path) -> Result<ExitCode, String> {
+    fn fill_folder(&self, files: &[PathBuf], folder: &Path) -> Result<ExitCode, String> {
         if folder.exists() && !folder.is_dir() {
             return Err(format!(
                 "-o {}: is a file, and there are {} reports: name a folder",
