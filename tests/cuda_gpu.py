@@ -32,7 +32,8 @@ def load(path):
     if hasattr(library, "strandline_test_install"):
         library.strandline_test_install()
     else:
-        assert library.strandline_start(1, None) == 0
+        # With the GIL: the stacks' offsets are compared with what Python says.
+        assert ctypes.PyDLL(path).strandline_start(1, None) == 0
     return library
 
 
@@ -118,9 +119,8 @@ def case_history(path):
     assert "thealloc" in text and "::ones" in text, "the Python and the C++ frames"
     assert viz.trace_plot(snapshot) and viz.segment_plot(snapshot) and viz.segsum(snapshot)
     torch.cuda.memory._record_memory_history(None)
-    before = len(torch.cuda.memory._snapshot()["device_traces"][0])
     thealloc()
-    assert len(torch.cuda.memory._snapshot()["device_traces"][0]) == before
+    assert not torch.cuda.memory._snapshot()["device_traces"][0]
     torch.cuda.caching_allocator_enable(False)
     reserved = torch.cuda.memory_reserved()
     direct = thealloc()

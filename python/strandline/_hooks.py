@@ -12,12 +12,22 @@ from typing import Any, Callable, Dict, List
 from . import _trouble
 from ._clock import GRAPH, MODULE, STEPPER, Clock
 
-optimizers: Dict[int, Any] = {}  # first parameter's id -> weak reference to the optimizer that steps it now
+
+class Stepping:
+    """An optimizer that has stepped: a weak reference, and the first and the newest step in which it did."""
+
+    __slots__ = ("first", "last", "optimizer")
+
+    def __init__(self, optimizer: Any, step: int) -> None:
+        self.optimizer, self.first, self.last = optimizer, step, step
+
+
+optimizers: Dict[int, Stepping] = {}  # by the id of the first parameter: the one that steps it now
 
 
 def install(clock: Clock) -> None:
     """Puts every hook in place; one that does not fit this torch is said on stderr and left out."""
-    for part in (_optimizer, _backward, _modes, _loaders, _graphs, _servers):
+    for part in (_optimizer, _backward, _modes, _loaders, _workers, _graphs, _servers):
         try:
             part(clock)
         except Exception:
@@ -66,10 +76,12 @@ def _optimizer(clock: Clock) -> None:
             key = _key(optimizer)
             clock.optimizer_begins(key, id(optimizer))
             known = optimizers.get(key)
-            if known is None or known() is not optimizer:
+            if known is not None and known.optimizer() is optimizer:
+                known.last = clock.steps
+            else:
                 if len(optimizers) > 1000:
                     optimizers.clear()
-                optimizers[key] = weakref.ref(optimizer)
+                optimizers[key] = Stepping(weakref.ref(optimizer), clock.steps)
         except Exception:
             _trouble.said("the optimizer's pre-step hook")
 
@@ -181,6 +193,12 @@ def _loaders(clock: Clock) -> None:
 
     _hide(__iter__)
     DataLoader.__iter__ = __iter__
+
+
+def _workers(clock: Clock) -> None:
+    from . import _workers as workers
+
+    workers.watch(workers.Workers(clock.library))
 
 
 _capturing: List[Any] = []  # one entry for each capture under way: True once an optimizer has stepped in it

@@ -3,7 +3,7 @@
 //! Must not know torch's layouts. Invariants: a device is opened at its first block, never before (a job that
 //! only asks how many there are must not make a context); in a forked child nothing is touched.
 
-use super::history::Wish;
+use super::history::{Action, Wish};
 use super::outcome;
 use super::process::{self, Stacks};
 use super::served::Served;
@@ -27,10 +27,10 @@ pub const DEVICES: usize = 64;
 
 /// Every GPU of the process.
 pub struct Gpus {
-    clock: &'static Clock,
+    pub(super) clock: &'static Clock,
     served: [OnceLock<Served<CudaDriver>>; DEVICES],
     /// One thread opens a device at a time: a driver call may take a second.
-    opening: Mutex<()>,
+    pub(super) opening: Mutex<()>,
     fractions: Mutex<HashMap<i32, f64>>,
     /// The last wish for past events, for devices that are opened later.
     wish: Mutex<Option<Wish>>,
@@ -38,8 +38,11 @@ pub struct Gpus {
     /// `torch.cuda.caching_allocator_enable(False)`: blocks come straight from the driver; these are live.
     uncached: AtomicBool,
     direct: Mutex<HashMap<Address, (i32, u64)>>,
-    /// Observer mode: what torch's own allocator hands out.
-    pub(super) watched: [OnceLock<Watched>; DEVICES],
+    /// What others hand out: torch's own allocator in observer mode, or CUDA itself. Behind the devices come
+    /// two kinds of host memory (`process::PINNED`, `process::MANAGED`).
+    pub(super) watched: [OnceLock<Watched>; DEVICES + 2],
+    /// Blocks that CUDA itself handed out.
+    pub(super) foreign: Mutex<super::foreign::Blocks>,
 }
 
 impl Gpus {
@@ -54,7 +57,8 @@ impl Gpus {
             imported: Mutex::new(HashMap::new()),
             uncached: AtomicBool::new(false),
             direct: Mutex::new(HashMap::new()),
-            watched: [const { OnceLock::new() }; DEVICES],
+            watched: [const { OnceLock::new() }; DEVICES + 2],
+            foreign: Mutex::default(),
         }
     }
 
@@ -68,12 +72,12 @@ impl Gpus {
         self.watched.iter().filter_map(OnceLock::get)
     }
 
-    fn known(&self, device: i32) -> Option<&Served<CudaDriver>> {
+    pub(super) fn known(&self, device: i32) -> Option<&Served<CudaDriver>> {
         self.served.get(usize::try_from(device).ok()?)?.get()
     }
 
     #[inline]
-    fn device(&self, device: i32) -> Result<&Served<CudaDriver>, Refusal> {
+    pub(super) fn device(&self, device: i32) -> Result<&Served<CudaDriver>, Refusal> {
         match self.known(device) {
             Some(served) => Ok(served),
             None => self.first_use(device),
@@ -89,6 +93,12 @@ impl Gpus {
         let _one = self.opening.lock();
         if let Some(served) = place.get() {
             return Ok(served);
+        }
+        if self.watched.get(device as usize).is_some_and(|watched| watched.get().is_some()) {
+            return Err(Refusal::Failed(format!(
+                "strandline already watches what others allocate on GPU {device}, and does not serve it as well: \
+                 open the device before the first block of CUDA's own."
+            )));
         }
         let failed = |error: &DriverError| {
             Refusal::Failed(format!("strandline cannot use GPU {device}: {}.", CudaDriver::describe(error)))
@@ -111,7 +121,7 @@ impl Gpus {
     }
 
     /// The device and block of an address, if a heap of ours handed it out.
-    fn owner(&self, at: Address) -> Option<&Served<CudaDriver>> {
+    pub(super) fn owner(&self, at: Address) -> Option<&Served<CudaDriver>> {
         self.known(heap::AddressSpace::device_of(at)? as i32)
     }
 
@@ -176,7 +186,7 @@ impl Gpus {
 /// The stack of an allocation: the thread's own Python frames; in a backward pass the forward line whose
 /// gradient is being computed; else native frames.
 #[inline]
-fn stack() -> StackId {
+pub(super) fn stack() -> StackId {
     let own = stacks::capture();
     match torch::autograd::link(own.0) {
         Some(forward) => StackId(forward),
@@ -356,13 +366,19 @@ impl Service for Gpus {
         let mut snapshot = torch::Snapshot::default();
         for served in self.open() {
             // One lock for all of it; symbols are looked up after it.
-            let (segments, stacks, events) = {
+            let (segments, stacks, recorded, events) = {
                 let mut books = served.lock();
                 let events = if traces { books.history() } else { Vec::new() };
                 let segments = books.heap.segments();
                 let tags = segments.iter().flat_map(|segment| &segment.blocks).map(|block| block.tag);
                 let stacks: HashMap<heap::Tag, u32> = tags.map(|tag| (tag, books.stack_of(tag))).collect();
-                (segments, stacks, events)
+                // What was recorded on request may say more (native frames) than the ledger needs.
+                let recorded = books.history().into_iter().filter(|event| event.stack != StackId::NONE);
+                let recorded: HashMap<Address, u32> = recorded
+                    .filter(|event| event.action == Action::Alloc)
+                    .map(|event| (event.at, event.stack.0))
+                    .collect();
+                (segments, stacks, recorded, events)
             };
             let mut names: HashMap<u32, Vec<torch::Frame>> = HashMap::new();
             for segment in segments {
@@ -381,7 +397,8 @@ impl Service for Gpus {
                     frames: if block.state == BlockState::Inactive {
                         Vec::new()
                     } else {
-                        let stack = stacks.get(&block.tag).copied().unwrap_or(0);
+                        let known = || stacks.get(&block.tag).copied().unwrap_or(0);
+                        let stack = recorded.get(&block.address).copied().unwrap_or_else(known);
                         names.entry(stack).or_insert_with(|| torch_frames(stack)).clone()
                     },
                 });
@@ -476,7 +493,11 @@ impl Service for Gpus {
         if alive().is_none() {
             return;
         }
-        let Some(place) = usize::try_from(device).ok().and_then(|n| self.watched.get(n)) else { return };
+        let Some(place) =
+            usize::try_from(device).ok().filter(|n| *n < DEVICES).and_then(|n| self.watched.get(n))
+        else {
+            return;
+        };
         let watched = place.get_or_init(|| Watched::new(device));
         watched.saw(
             at,

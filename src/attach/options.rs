@@ -43,10 +43,17 @@ pub struct Options {
     pub out: Option<PathBuf>,
     /// Nothing on stderr except what must be said (`STRANDLINE_QUIET=1`).
     pub quiet: bool,
+    /// Writes outside of live blocks are looked for (`STRANDLINE_GUARD=1`), in host memory.
+    pub guard: bool,
     /// A report every so many steps (`STRANDLINE_EVERY`), 0 for never.
     pub every: u32,
     /// The signal that asks for a report (`STRANDLINE_SIGNAL`): `Some(0)` for none, `None` for the default.
     pub signal: Option<i32>,
+    /// The library that findings and sites shown must have on their stack (`STRANDLINE_FOCUS`, or `focus:` in
+    /// `STRANDLINE_CONF`).
+    pub focus: Option<String>,
+    /// Metrics for a scraper (`STRANDLINE_CONF=openmetrics:FILE`), rewritten as the job goes on.
+    pub openmetrics: Option<PathBuf>,
     /// Whether a control socket is opened (not with `STRANDLINE_CONTROL=off`).
     pub control: bool,
 }
@@ -63,13 +70,29 @@ impl Options {
         let mut options = Options {
             out: get("STRANDLINE_OUT").filter(|v| !v.is_empty()).map(PathBuf::from),
             quiet: text("STRANDLINE_QUIET").is_some_and(|v| v != "0"),
+            openmetrics: conf(&text("STRANDLINE_CONF").unwrap_or_default(), "openmetrics").map(PathBuf::from),
             control: text("STRANDLINE_CONTROL").is_none_or(|v| v != "0" && v != "off"),
+            guard: text("STRANDLINE_GUARD").is_some_and(|v| v != "0"),
             ..Options::default()
         };
         if let Some(every) = text("STRANDLINE_EVERY") {
             match every.parse() {
                 Ok(n) => options.every = n,
                 Err(_) => wrong.push(format!("STRANDLINE_EVERY={every} is not a number of steps; ignored")),
+            }
+        }
+        options.focus = text("STRANDLINE_FOCUS");
+        for pair in
+            text("STRANDLINE_CONF").unwrap_or_default().split(',').filter(|pair| !pair.trim().is_empty())
+        {
+            match pair.split_once(':').map(|(key, value)| (key.trim(), value.trim())) {
+                Some(("focus", library)) if !library.is_empty() => {
+                    options.focus.get_or_insert_with(|| library.to_owned());
+                }
+                _ => wrong.push(format!(
+                    "STRANDLINE_CONF: '{}' is not understood; the keys are: focus:LIBRARY",
+                    pair.trim()
+                )),
             }
         }
         if let Some(signal) = text("STRANDLINE_SIGNAL") {
@@ -83,6 +106,13 @@ impl Options {
         }
         (options, wrong)
     }
+}
+
+/// The value of a key in `key:value,key:value`; the last one counts.
+fn conf(text: &str, wanted: &str) -> Option<String> {
+    let entries = text.split(',').filter_map(|entry| entry.trim().split_once(':'));
+    let values = entries.filter(|(key, value)| key.trim() == wanted && !value.trim().is_empty());
+    values.last().map(|(_, value)| value.trim().to_owned())
 }
 
 /// A signal by name or number; 0 for `none`.
@@ -142,11 +172,31 @@ mod tests {
     }
 
     #[test]
+    fn conf_names_values_by_key() {
+        assert_eq!(conf("a:1, openmetrics:/x/y:z.prom ,b:2", "openmetrics").as_deref(), Some("/x/y:z.prom"));
+        assert_eq!(conf("a:1,b:2", "openmetrics"), None);
+        assert_eq!(conf("openmetrics:", "openmetrics"), None);
+        let (options, wrong) = read(&[("STRANDLINE_CONF", "openmetrics:m.prom")]);
+        assert_eq!((options.openmetrics, wrong.len()), (Some(PathBuf::from("m.prom")), 0));
+    }
+
+    #[test]
     fn wrong_values_are_named_and_ignored() {
         let (options, wrong) = read(&[("STRANDLINE_EVERY", "often"), ("STRANDLINE_SIGNAL", "SIGNOPE")]);
         assert_eq!(options.every, 0);
         assert_eq!(wrong.len(), 2);
         assert!(wrong[0].contains("often") && wrong[1].contains("SIGNOPE"));
+    }
+
+    #[test]
+    fn focus_comes_from_either_variable() {
+        assert_eq!(
+            read(&[("STRANDLINE_CONF", "focus:torchmetrics")]).0.focus.as_deref(),
+            Some("torchmetrics")
+        );
+        let both = [("STRANDLINE_CONF", "focus:a"), ("STRANDLINE_FOCUS", "b")];
+        assert_eq!(read(&both).0.focus.as_deref(), Some("b"));
+        assert_eq!(read(&[("STRANDLINE_CONF", "fokus:a")]).1.len(), 1);
     }
 
     #[test]

@@ -5,8 +5,10 @@
 
 use super::history::{Context, History, Wish};
 use crate::driver::{Address, Driver, Stream};
-use crate::heap::{BlockState, Freed, Heap, HeapError, Stats, Tag};
+use crate::heap::{BlockState, Freed, Heap, HeapError, Seen, Stats, Tag};
 use crate::ledger::{self, Accounts, Clock, LiveBlock, Sample};
+use crate::report::model::Segment;
+use crate::report::segments::SegmentMap;
 use crate::stacks::{self, StackId};
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -138,9 +140,8 @@ impl<D: Driver> Served<D> {
             journal.keep(wish.enabled);
         }
         match (&mut books.history, wish.enabled) {
-            // What was recorded stays readable, as torch's own does, but nothing is added.
-            (history @ Some(_), false) if wish.clear => *history = None,
-            (_, false) => {}
+            // As torch's own: what was recorded is gone.
+            (history, false) => *history = None,
             (history, true) => history.get_or_insert_default().keep(wish.entries, wish.clear),
         }
         books.recording = wish.enabled;
@@ -183,6 +184,7 @@ impl<D: Driver> Books<D> {
             reserved: stats.reserved_bytes.all.current,
             active: stats.active_bytes.all.current,
             total: self.total,
+            retries: stats.num_alloc_retries,
             ..Sample::default()
         }
     }
@@ -231,6 +233,20 @@ impl<D: Driver> Books<D> {
             }
         });
         found
+    }
+
+    /// How the heap's memory lies, bounded however many blocks there are, and what was left out of it.
+    pub fn segment_map(&self) -> (Vec<Segment>, (u64, u64)) {
+        let mut map = SegmentMap::default();
+        self.heap.walk(|seen| match seen {
+            Seen::Segment(segment) => map.segment(segment.address, segment.stream.0, segment.large),
+            Seen::Block(block) if block.state == BlockState::Inactive => map.block(block.size, None),
+            Seen::Block(block) => {
+                let tag = ledger::Tag(block.tag.0, block.tag.1);
+                map.block(block.size, Some((self.stack_of(block.tag), tag.step())));
+            }
+        });
+        map.finish()
     }
 
     /// Now and then, gives memory back that the last steps did not need: a cache over host memory must not

@@ -28,6 +28,8 @@ impl Semaphore {
 static WORK: Semaphore = Semaphore(UnsafeCell::new(MaybeUninit::uninit()));
 /// The signals that wait, one bit each.
 static SIGNALS: AtomicU64 = AtomicU64::new(0);
+/// Whether metrics are to be written.
+static METRICS: AtomicBool = AtomicBool::new(false);
 /// Whether the thread is there to do the work.
 static SERVING: AtomicBool = AtomicBool::new(false);
 /// How far the report before `_exit` is.
@@ -196,6 +198,9 @@ fn serve() {
         } else if signals != 0 {
             let _ = std::panic::catch_unwind(super::process::report_on_request);
         }
+        if METRICS.swap(false, Ordering::AcqRel) {
+            let _ = std::panic::catch_unwind(super::process::publish_metrics);
+        }
         let work = QUEUE.lock().pop_front();
         if let Some(work) = work {
             let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
@@ -204,6 +209,14 @@ fn serve() {
             let _ = std::panic::catch_unwind(super::process::leaving);
             LEAVING.store(LEFT, Ordering::Release);
         }
+    }
+}
+
+/// Has the metrics written by our thread. Returns at once.
+pub fn ask_for_metrics() {
+    if SERVING.load(Ordering::Acquire) && !METRICS.swap(true, Ordering::AcqRel) {
+        // SAFETY: the semaphore was made before SERVING was set.
+        unsafe { libc::sem_post(WORK.at()) };
     }
 }
 

@@ -61,6 +61,27 @@ impl Watched {
         }
     }
 
+    /// CUDA handed out a block; nobody says the device's totals, so they are counted here.
+    pub fn handed_out(&self, at: Address, size: u64, stack: StackId, clock: &Clock) -> Tag {
+        let mut notes = self.notes.lock();
+        let tag = notes.accounts.born(stack.0, size, clock.now());
+        notes.blocks.insert(at, (tag, size));
+        notes.allocated += size;
+        notes.reserved = notes.allocated;
+        tag
+    }
+
+    /// CUDA took a block back. Its address may belong to a younger block by now.
+    pub fn taken_back(&self, at: Address, tag: Tag, size: u64, clock: &Clock) {
+        let mut notes = self.notes.lock();
+        notes.accounts.died(tag, size, clock.now());
+        notes.allocated = notes.allocated.saturating_sub(size);
+        notes.reserved = notes.allocated;
+        if notes.blocks.get(&at).is_some_and(|(known, _)| *known == tag) {
+            notes.blocks.remove(&at);
+        }
+    }
+
     /// The notes, for as long as the guard lives; `None` if the lock was not to be had in time.
     pub fn notes(&self) -> Option<MutexGuard<'_, Notes>> {
         self.notes.try_lock_for(PATIENCE)

@@ -40,7 +40,8 @@ const PLAIN_GRANULARITY: u64 = 2 << 20;
 /// What a stream's capture status call answers for the legacy stream while another stream captures.
 const STREAM_CAPTURE_IMPLICIT: i32 = 906;
 
-/// One CUDA device.
+/// One CUDA device. A clone names the same device, for calls that need no heap's lock.
+#[derive(Clone)]
 pub struct CudaDriver {
     shared: Arc<Shared>,
 }
@@ -57,6 +58,7 @@ struct Shared {
     rdma: bool,
     events: EventPool,
     journal: Journal,
+    own_stream: Mutex<Option<Stream>>,
     mappings: Mutex<Mappings>,
 }
 
@@ -104,6 +106,7 @@ impl CudaDriver {
             rdma: has(attribute::RDMA_WITH_VIRTUAL_MEMORY),
             events: EventPool::new(symbols),
             journal: Journal::default(),
+            own_stream: Mutex::new(None),
             mappings: Mutex::new(Mappings {
                 at: BTreeMap::new(),
                 access: vec![peers::read_and_write(context.device())],
@@ -119,6 +122,11 @@ impl CudaDriver {
     /// The device's ordinal.
     pub fn ordinal(&self) -> i32 {
         self.shared.ordinal
+    }
+
+    /// Whether the calling thread is in this device's primary context.
+    pub fn is_current(&self) -> bool {
+        self.shared.context.is_current()
     }
 
     /// The driver's own name of a failure's code, for messages.
@@ -163,7 +171,37 @@ impl CudaDriver {
     }
 }
 
+impl CudaDriver {
+    /// An event behind the present work of `streams`: where the driver cannot record one for the whole
+    /// context, a stream of our own waits for each of them, and the event is recorded there.
+    fn gather(&self, streams: &[Stream]) -> Result<Event> {
+        let own = self.shared.own_stream()?;
+        for &stream in streams {
+            let event = self.record_event(stream)?;
+            let waits = self.stream_wait_event(own, event);
+            self.shared.events.give(event);
+            waits?;
+        }
+        self.record_event(own)
+    }
+}
+
 impl Shared {
+    /// A stream on which nothing runs, made at the first call.
+    fn own_stream(&self) -> Result<Stream> {
+        let mut own = self.own_stream.lock();
+        if let Some(stream) = *own {
+            return Ok(stream);
+        }
+        const NON_BLOCKING: u32 = 1;
+        let create = self.symbols.stream_create.ok_or(DriverError::Unsupported("cuStreamCreate"))?;
+        let _entered = self.context.enter()?;
+        let mut stream: sys::CUstream = std::ptr::null_mut();
+        // SAFETY: `stream` is a place for one stream.
+        check("cuStreamCreate", unsafe { create(&mut stream, NON_BLOCKING) })?;
+        Ok(*own.insert(Stream(stream as u64)))
+    }
+
     /// What memory is asked of the driver: as torch's own expandable segments ask.
     fn properties(&self) -> sys::CUmemAllocationProp {
         use sys::{CUmemAllocationHandleType, CUmemAllocationType, CUmemLocationType};
@@ -222,6 +260,10 @@ impl Driver for CudaDriver {
 
     fn granularity(&self) -> u64 {
         self.shared.granularity
+    }
+
+    fn has_aliases(&self) -> bool {
+        self.has_virtual_memory()
     }
 
     fn memory_info(&self) -> Result<MemoryInfo> {
@@ -338,6 +380,21 @@ impl Driver for CudaDriver {
         // SAFETY: the event is live, the stream is one of the framework's in this context.
         let result = unsafe { (self.shared.symbols.event_record)(raw_event(event), raw_stream(stream)) };
         if let Err(error) = check("cuEventRecord", result) {
+            self.shared.events.give(event);
+            return Err(error);
+        }
+        Ok(event)
+    }
+
+    fn record_device_event(&self, streams: &[Stream]) -> Result<Event> {
+        let Some(record) = self.shared.symbols.context_record_event else {
+            return self.gather(streams);
+        };
+        let _entered = self.shared.context.enter()?;
+        let event = self.shared.events.take()?;
+        // SAFETY: the context is retained for the process's life, the event is live and of this context.
+        let result = unsafe { record(self.shared.context.raw(), raw_event(event)) };
+        if let Err(error) = check("cuCtxRecordEvent", result) {
             self.shared.events.give(event);
             return Err(error);
         }

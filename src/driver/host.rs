@@ -18,10 +18,10 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 pub use controls::{Call, Calls};
-pub use pages::{NoPages, Pages};
+pub use pages::{NoPages, Pages, SharedPages};
 
 use super::{Address, Driver, DriverError, Event, Handle, MemoryInfo, Result, Stream};
-use books::Books;
+use books::{Books, Content};
 use controls::Faults;
 use streams::Streams;
 
@@ -34,6 +34,8 @@ pub struct Options {
     pub granularity: u64,
     /// Whether reserve/create/map are there; without them only `allocate`/`deallocate` work.
     pub virtual_memory: bool,
+    /// Whether one handle may be mapped at several addresses (where the memory can do that).
+    pub aliases: bool,
     /// Whether the kernel is asked to back the memory with huge pages (host memory only).
     pub huge_pages: bool,
 }
@@ -44,6 +46,7 @@ impl Default for Options {
             memory: pages::physical_memory(),
             granularity: 2 << 20,
             virtual_memory: true,
+            aliases: true,
             // Measured: fresh memory comes at a quarter of the speed with them on a virtual machine.
             huge_pages: false,
         }
@@ -52,11 +55,17 @@ impl Default for Options {
 
 /// What a soft device asks of the memory behind it. Sizes and addresses are multiples of the granularity.
 pub trait Memory: Send + Sync + 'static {
+    /// Whether content can be at several addresses at once.
+    const ALIASES: bool;
     fn open(options: &Options) -> Self;
     fn reserve(&self, size: u64) -> Result<Address>;
     fn unreserve(&self, at: Address, size: u64) -> Result<()>;
     /// Puts zeroed memory into a reserved range.
     fn populate(&self, at: Address, size: u64) -> Result<()>;
+    /// Shows the content at `from` at `at`, a reserved range, too.
+    fn alias(&self, from: Address, at: Address, size: u64) -> Result<()>;
+    /// Leaves a reservation at `at`; its content is elsewhere too.
+    fn leave(&self, at: Address, size: u64) -> Result<()>;
     /// Moves the content at `at` out of the way and leaves a reservation; returns where it went.
     fn park(&self, at: Address, size: u64) -> Result<Address>;
     /// Moves parked content into a reserved range.
@@ -69,6 +78,9 @@ pub trait Memory: Send + Sync + 'static {
 
 /// Host memory as a device. Clones share the device.
 pub type HostDriver = SoftDriver<Pages>;
+/// Host memory that can be mapped at several addresses at once, as a GPU's can, and that a forked child
+/// shares: to try things out, not to serve a job. Clones share the device.
+pub type AliasingDriver = SoftDriver<SharedPages>;
 /// A device without memory: addresses and books only. Clones share the device.
 pub type BooksDriver = SoftDriver<NoPages>;
 
@@ -224,6 +236,10 @@ impl<M: Memory> Driver for SoftDriver<M> {
         self.shared.options.granularity
     }
 
+    fn has_aliases(&self) -> bool {
+        self.shared.options.aliases && M::ALIASES
+    }
+
     fn memory_info(&self) -> Result<MemoryInfo> {
         let state = self.enter(Call::MemoryInfo)?;
         Ok(MemoryInfo {
@@ -267,9 +283,10 @@ impl<M: Memory> Driver for SoftDriver<M> {
 
     fn map(&self, at: Address, size: u64, handle: Handle) -> Result<()> {
         let mut state = self.enter(Call::Map)?;
-        match state.books.may_map(at, size, handle)? {
-            Some(parked) => self.shared.memory.unpark(parked, at, size)?,
-            None => self.shared.memory.populate(at, size)?,
+        match state.books.may_map(at, size, handle, self.has_aliases())? {
+            Content::Parked(parked) => self.shared.memory.unpark(parked, at, size)?,
+            Content::At(other) => self.shared.memory.alias(other, at, size)?,
+            Content::None => self.shared.memory.populate(at, size)?,
         }
         state.books.map(at, size, handle);
         Ok(())
@@ -277,8 +294,12 @@ impl<M: Memory> Driver for SoftDriver<M> {
 
     fn unmap(&self, at: Address, size: u64) -> Result<()> {
         let mut state = self.enter(Call::Unmap)?;
-        state.books.may_unmap(at, size)?;
-        let parked = self.shared.memory.park(at, size)?;
+        let parked = if state.books.may_unmap(at, size)? {
+            Some(self.shared.memory.park(at, size)?)
+        } else {
+            self.shared.memory.leave(at, size)?;
+            None
+        };
         state.books.unmap(at, parked);
         Ok(())
     }
@@ -301,6 +322,10 @@ impl<M: Memory> Driver for SoftDriver<M> {
 
     fn record_event(&self, stream: Stream) -> Result<Event> {
         self.enter(Call::RecordEvent)?.streams.record(stream)
+    }
+
+    fn record_device_event(&self, _streams: &[Stream]) -> Result<Event> {
+        self.enter(Call::RecordEvent)?.streams.record_all()
     }
 
     fn query_event(&self, event: Event) -> Result<bool> {

@@ -7,6 +7,7 @@
 pub mod cuda;
 pub mod host;
 pub mod journal;
+pub mod loader;
 
 use std::fmt;
 
@@ -66,6 +67,11 @@ pub trait Driver: Send {
     fn has_virtual_memory(&self) -> bool;
     /// The unit of physical memory: handles are multiples of it. Bytes.
     fn granularity(&self) -> u64;
+    /// Whether one handle may be mapped at several addresses at the same time. Work that is ordered (by a
+    /// stream) sees at one address what earlier work wrote at another.
+    fn has_aliases(&self) -> bool {
+        false
+    }
     /// Free and total physical memory. Bytes.
     fn memory_info(&self) -> Result<MemoryInfo>;
 
@@ -90,6 +96,9 @@ pub trait Driver: Send {
 
     /// Records an event at the present end of `stream`'s work.
     fn record_event(&self, stream: Stream) -> Result<Event>;
+    /// Records an event at the present end of the work of the whole device, as far as this process sent it:
+    /// of every stream where the driver can do that (CUDA 12.5), else at least of `streams`.
+    fn record_device_event(&self, streams: &[Stream]) -> Result<Event>;
     /// Whether all work before the event is done.
     fn query_event(&self, event: Event) -> Result<bool>;
     /// Waits (on the host) until the event is done.

@@ -8,10 +8,9 @@
 
 use super::block::{Blocks, Id, NONE, State};
 use super::fit::Bins;
-use super::plan::Planner;
 use super::slab::SlabId;
 use super::stats::{LARGE, SMALL};
-use super::stream::Marks;
+use super::trail::Trail;
 use super::{SMALL_MAX, Stream};
 
 /// Index of the arena for the largest requests. The indices of the others are those of the statistics.
@@ -19,10 +18,10 @@ use super::{SMALL_MAX, Stream};
 /// Large blocks that stay (a leak, an optimizer's state) would be strewn among the huge ones that come and
 /// go; every page moved from around them would leave two broken pages behind.
 pub(super) const HUGE: usize = 2;
-/// Index of the arena for requests that have a planned place.
-pub(super) const PLANNED: usize = 3;
 /// Index of the arena for the runs of slabs.
-pub(super) const RUNS: usize = 4;
+pub(super) const RUNS: usize = 3;
+/// Index of the arena for large requests that are expected to stay.
+pub(super) const KEPT: usize = 4;
 /// Requests from this size on (after rounding) are huge, once pages have to be moved; before, none is.
 /// Bytes.
 pub(super) const HUGE_FROM: u64 = 8 << 20;
@@ -115,9 +114,8 @@ pub(super) struct Lane {
     /// Index into the heap's pools; 0 is everybody's.
     pub pool: u32,
     pub arenas: [Arena; 5],
-    /// There once pages had to be moved.
-    pub planner: Option<Box<Planner>>,
-    pub marks: Marks,
+    /// Where its requests lay: once handles had to be moved.
+    pub trail: Option<Box<Trail>>,
     /// The clock at the last free.
     pub last_free: u64,
     /// A released pool: its pages may be taken, but only after the whole device was waited for, because
@@ -133,8 +131,7 @@ impl Lane {
             stream,
             pool,
             arenas: std::array::from_fn(|_| Arena::new()),
-            planner: None,
-            marks: Marks::default(),
+            trail: None,
             last_free: 0,
             loud: false,
             in_use: true,

@@ -24,12 +24,17 @@ pub struct Config {
     /// Most bytes of physical memory that the heap may hold; none for the device's own limit.
     pub limit: Option<u64>,
     /// How far, in thousandths of the peak of active bytes, physical memory may grow before idle pages
-    /// are moved instead of new ones made. It buys freedom from moving memory in steady state.
+    /// are mapped elsewhere instead of new ones made.
     pub slack: u32,
+    /// The same, once so many were mapped elsewhere that requests are given the places that they had before.
+    pub slack_moving: u32,
+    /// The same for blocks that are expected to stay: the peak rises with them.
+    pub slack_kept: u32,
+    /// By how much the first two may widen while pages are mapped more often than the requests served have
+    /// paid for.
+    pub slack_hurried: u32,
     /// The same, when the idle pages could be taken only by making the host wait for a stream.
     pub slack_before_wait: u32,
-    /// By how much both may widen while pages are moved more often than the requests served have paid for.
-    pub slack_hurried: u32,
     /// The largest single piece of physical memory, in bytes.
     pub largest_handle: u64,
     /// Bytes of addresses that one region of large segments spans; none for four times the device.
@@ -43,10 +48,12 @@ impl Config {
             device: 0,
             minimum: 512,
             limit: None,
-            slack: 25,
+            slack: 15,
+            slack_moving: 22,
+            slack_kept: 28,
+            slack_hurried: 5,
             // A wait stalls the GPU's queue: one in each step of a 20 ms loop cost a quarter of its speed.
-            slack_before_wait: 100,
-            slack_hurried: 100,
+            slack_before_wait: 50,
             largest_handle: 32 << 20,
             region: None,
         }
@@ -55,7 +62,14 @@ impl Config {
     /// For host memory: blocks of 64 bytes and more. Moving a page costs the kernel as much as touching a
     /// new one, and untouched pages cost nothing, so more slack is given.
     pub fn host() -> Self {
-        Config { minimum: 64, slack: 100, slack_before_wait: 100, ..Self::gpu() }
+        Config {
+            minimum: 64,
+            slack: 100,
+            slack_moving: 100,
+            slack_kept: 100,
+            slack_before_wait: 100,
+            ..Self::gpu()
+        }
     }
 }
 

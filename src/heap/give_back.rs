@@ -5,7 +5,7 @@
 
 use super::arena::{Arena, Lane};
 use super::block::State;
-use super::segment::Piece;
+use super::segment::{HandleId, Piece, Shadow};
 use super::{AddressSpace, Driver, Handle, Heap, kind_of, lane_of};
 
 impl<D: Driver> Heap<D> {
@@ -18,14 +18,34 @@ impl<D: Driver> Heap<D> {
         if self.plain {
             return bytes + self.give_back_plain();
         }
-        while let Some((id, piece)) = self.victim(None, u64::MAX, true) {
-            let Piece { handle, size, .. } = piece.1;
-            if self.unmap_piece(id, piece).is_err() {
+        self.begin_survey();
+        for (_, id) in self.find_idle(None).handles {
+            let Some(Piece { handle, size, .. }) = self.space.piece(id) else { continue };
+            if !self.has_quiet_shadows(id) {
+                continue;
+            }
+            if self.unmap_piece(id).is_err() {
                 break;
             }
             bytes += self.destroy(handle, size);
         }
         bytes
+    }
+
+    /// Whether no work can be using a handle's old addresses any more.
+    fn has_quiet_shadows(&self, id: HandleId) -> bool {
+        self.space.shadows_of(id).iter().all(|&shadow| self.is_quiet(shadow))
+    }
+
+    /// Whether no work can be using a shadow's addresses any more.
+    pub(super) fn is_quiet(&self, shadow: Shadow) -> bool {
+        self.is_quiet_since(shadow.clock)
+    }
+
+    /// Whether addresses that were freed at `clock` may be unmapped: no work can be using them,
+    /// and no capture is under way.
+    pub(super) fn is_quiet_since(&self, clock: u64) -> bool {
+        clock <= self.marks.quiet && !self.capturing()
     }
 
     fn destroy(&mut self, handle: Handle, size: u64) -> u64 {
@@ -53,7 +73,7 @@ impl<D: Driver> Heap<D> {
             }
             let block = &self.blocks[first];
             let idle = block.state == State::Free && block.size == size;
-            if !idle || block.word > self.lanes[lane].marks.quiet {
+            if !idle || block.word > self.marks.quiet {
                 continue;
             }
             self.stats.work.destroys += 1;
@@ -80,7 +100,7 @@ impl<D: Driver> Heap<D> {
         if self.lanes[lane].arenas.iter().any(left) {
             return false;
         }
-        self.hush(lane);
+        self.hush();
         let closed = std::mem::replace(&mut self.lanes[lane], Lane::new(super::Stream(0), 0));
         self.lanes[lane].in_use = false;
         self.lane_of.remove(&(closed.pool, closed.stream));
@@ -97,8 +117,9 @@ impl<D: Driver> Heap<D> {
         // Failures leave us nothing to do: the process, or the driver, is ending.
         let _waited = self.driver.synchronize_device();
         self.drop_events();
-        for piece in self.space.pieces().copied().collect::<Vec<_>>() {
-            if self.driver.unmap(piece.at, piece.size).is_ok() {
+        for (_, piece, shadows) in self.space.pieces() {
+            let shadows = shadows.iter().filter(|shadow| self.driver.unmap(shadow.at, piece.size).is_err());
+            if shadows.count() == 0 && self.driver.unmap(piece.at, piece.size).is_ok() {
                 let _destroyed = self.driver.destroy(piece.handle);
             }
         }

@@ -1,18 +1,20 @@
 //! Growth: where an arena gets memory that it does not have.
 //!
-//! A *window* is the place in the arena's addresses where the request will lie: a run of free and unmapped
-//! ranges that needs the fewest pages. Its pages come from handles that lie idle elsewhere (they are
-//! unmapped there and mapped here: *stitching*) or are made anew. Moving costs what making costs, but
-//! keeps physical memory as small as what is in use; making up to a small slack above the peak of use
-//! leaves room for a steady state in which neither happens.
+//! A request for which no free range is large enough gets a [`Window`] of addresses. Its pages are handles
+//! that lie idle elsewhere, or are made anew. A handle that is needed elsewhere is mapped there too and
+//! keeps its old mapping as a *shadow* (on a device without such aliases it is unmapped first: both are
+//! called *stitching*). A window that lies in the shadows of idle handles costs no driver call: so a job
+//! that repeats itself soon finds all the mappings that it needs.
 //!
-//! It knows when a page is quiet, not why the request failed. Invariants: only whole handles inside free,
-//! quiet ranges move; a driver call that fails leaves the books as the driver has them.
+//! It knows how much memory may be made, not how a handle moves. Invariant: a driver call that fails leaves
+//! the books as the driver has them.
 
-use super::arena::{PLANNED, RUNS, part_for};
-use super::block::{Id, NONE, State};
-use super::segment::{HandleId, PAGE, Piece};
+use super::arena::{KEPT, RUNS, part_for};
+use super::block::State;
+use super::segment::{PAGE, Piece};
 use super::stats::SMALL;
+use super::stitch::Idle;
+use super::window::Window;
 use super::{Address, AddressSpace, Driver, DriverError, Handle, Heap, kind_of, lane_of, part_of};
 
 /// Why an arena could not grow.
@@ -33,18 +35,6 @@ impl From<DriverError> for Shortage {
     }
 }
 
-/// Where a request will lie.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Window {
-    pub segment: u16,
-    /// Memory in here is not taken to fill it.
-    pub from: Address,
-    pub to: Address,
-    /// The first range without memory, and where mapping begins in it.
-    pub unmapped: Id,
-    pub map_from: Address,
-}
-
 /// How much physical memory may be made before idle pages are moved instead; bytes.
 #[derive(Clone, Copy)]
 struct Allowance {
@@ -54,22 +44,17 @@ struct Allowance {
     wait: u64,
 }
 
-/// How much an idle page will be missed: planned places more than others, then by age.
-type Cost = (bool, u64);
-
-/// Windows are looked for among this many unmapped ranges of an arena.
-const CANDIDATES: usize = 512;
 /// Addresses of one segment for small requests; bytes.
 const SMALL_SEGMENT: u64 = 1 << 30;
 /// Reservations are made of this size at least, if the addresses are to be had; bytes.
 const SMALL_REGION: u64 = 16 << 30;
 
-/// Moves of memory that are free, so that a job that only warms up is packed tightly.
+/// Mappings of idle memory that are free, so that a job that only warms up is packed tightly.
 const MOVES_IN_ADVANCE: u64 = 256;
-/// Requests that pay for one more move (about 60 µs on an H200, where a request of a training job comes
-/// every 20 µs or so): moving stays at some 2 % of the job's time at most, however it allocates.
+/// Requests that pay for one more: about 40 µs on an H200, where a request of a training job comes every
+/// 20 µs or so.
 const REQUESTS_PER_MOVE: u64 = 64;
-/// Unpaid moves after which physical memory may grow by another thousandth of the peak.
+/// Unpaid ones after which physical memory may grow by another thousandth of the peak.
 const MOVES_PER_THOUSANDTH: u64 = 16;
 
 impl<D: Driver> Heap<D> {
@@ -78,170 +63,80 @@ impl<D: Driver> Heap<D> {
         if self.plain {
             return self.grow_plain(arena, size);
         }
-        let window = match self.best_window(arena, size) {
+        self.grow_somewhere(arena, size, &[]).map(drop)
+    }
+
+    /// The same; returns where the request is to lie. `places` are where the same request lay before. Not for
+    /// plain segments.
+    pub(super) fn grow_somewhere(
+        &mut self,
+        arena: u16,
+        size: u64,
+        places: &[Address],
+    ) -> Result<Window, Shortage> {
+        self.retire_all_empty_slabs();
+        self.look();
+        self.mark();
+        self.look();
+        self.begin_survey();
+        self.find_wanted(lane_of(arena));
+        let mut idle = self.find_idle(Some(lane_of(arena)));
+        let window = match self.best_window(arena, size, places.first().copied().unwrap_or(0)) {
             Some(window) => window,
             None => self.new_segment(arena, size)?,
         };
-        self.fill(window, size)
+        self.call_back(&window)?;
+        self.fill(&window, size, &mut idle)?;
+        Ok(window)
     }
 
-    fn allowance(&self, size: u64) -> Allowance {
-        let active = &self.stats.active_bytes;
-        let peak = active.peak().max(active.now() + size);
+    fn allowance(&self, arena: u16, size: u64) -> Allowance {
+        // The user may reset the peaks of the statistics; what the job once needed it will need again.
+        let peak = self.stats.highest_active().max(self.stats.active_bytes.now() + size);
         let above = |thousandths: u32| peak.saturating_add(peak / 1000 * u64::from(thousandths));
-        // Moving memory costs the job time in every step that needs it; new memory costs once. So moves that
-        // nothing has paid for buy room, little by little, until they cease.
-        let overdraft = self.stats.work.stitched.saturating_sub(self.moves_paid_for());
-        let bought = (overdraft / MOVES_PER_THOUSANDTH).min(u64::from(self.config.slack_hurried)) as u32;
-        Allowance {
-            quiet: above(self.config.slack + bought),
-            wait: above(self.config.slack_before_wait + bought),
+        let config = &self.config;
+        // New memory costs once, moving it again and again: what nothing has paid for buys some room.
+        let paid_for = MOVES_IN_ADVANCE + self.clock / REQUESTS_PER_MOVE;
+        let bought = self.stats.work.stitched.saturating_sub(paid_for) / MOVES_PER_THOUSANDTH;
+        let bought = bought.min(u64::from(config.slack_hurried)) as u32;
+        let slack = if self.is_retracing() { config.slack_moving } else { config.slack } + bought;
+        let (mut quiet, wait) = (above(slack), above(config.slack_before_wait.max(slack)));
+        if kind_of(arena) == KEPT {
+            // What stays raises the peak of the step that has begun.
+            quiet = quiet.max(above(config.slack_kept).min(quiet + size.next_multiple_of(PAGE)));
         }
+        Allowance { quiet, wait }
     }
 
-    /// How many moves of memory the requests served so far have paid for.
-    fn moves_paid_for(&self) -> u64 {
-        MOVES_IN_ADVANCE + self.clock / REQUESTS_PER_MOVE
-    }
-
-    /// The window that needs the fewest pages; of equals the one whose unmapped range is smallest.
-    fn best_window(&self, arena: u16, size: u64) -> Option<Window> {
-        let unmapped = &self.lanes[lane_of(arena)].arenas[kind_of(arena)].unmapped;
-        let mut best: Option<(u64, u64, Window)> = None;
-        for &id in unmapped.iter().take(CANDIDATES) {
-            let room = self.blocks[id].size;
-            let found = [self.window_from_left(id, size), self.window_from_right(id, size)];
-            for (missing, window) in found.into_iter().flatten() {
-                if best.is_none_or(|(least, smallest, _)| (missing, room) < (least, smallest)) {
-                    best = Some((missing, room, window));
-                }
+    /// Puts memory into every empty page of the window.
+    fn fill(&mut self, window: &Window, size: u64, idle: &mut Idle) -> Result<(), Shortage> {
+        let arena = self.space.segments[window.segment as usize].arena;
+        let allowance = self.allowance(arena, size);
+        let (mut at, to) = window.pages();
+        while at < to {
+            if self.space.is_mapped(window.segment, at) {
+                at += PAGE;
+                continue;
             }
+            let room = self.space.empty_from(window.segment, at, self.config.largest_handle);
+            at += self.put_piece(window, at, room.min(to - at), room, allowance, idle)?;
         }
-        best.map(|(_, _, window)| window)
+        Ok(())
     }
 
-    /// A window that begins at the free range before `id`, or at `id`, and runs to the right.
-    fn window_from_left(&self, id: Id, size: u64) -> Option<(u64, Window)> {
-        let block = &self.blocks[id];
-        let before = block.prev;
-        let start = if before != NONE && self.blocks[before].state == State::Free {
-            self.blocks[before].addr
-        } else {
-            block.addr
-        };
-        let to = start.checked_add(size)?;
-        let mut missing = 0;
-        let mut at = id;
-        loop {
-            let here = &self.blocks[at];
-            match here.state {
-                State::Unmapped => {
-                    let needed = (to - here.addr).next_multiple_of(PAGE);
-                    missing += needed.min(here.size);
-                }
-                State::Free => {}
-                _ => return None,
-            }
-            if here.end() >= to {
-                let segment = block.segment;
-                let window = Window { segment, from: start, to, unmapped: id, map_from: block.addr };
-                return Some((missing, window));
-            }
-            at = here.next;
-            if at == NONE {
-                return None;
-            }
-        }
-    }
-
-    /// A window that ends with the free range after `id` and takes only the end of `id`.
-    fn window_from_right(&self, id: Id, size: u64) -> Option<(u64, Window)> {
-        let block = &self.blocks[id];
-        let next = block.next;
-        if next == NONE || self.blocks[next].state != State::Free {
-            return None;
-        }
-        let after = &self.blocks[next];
-        let missing = size.saturating_sub(after.size).next_multiple_of(PAGE);
-        if missing == 0 || missing > block.size {
-            return None;
-        }
-        let map_from = block.end() - missing;
-        let window =
-            Window { segment: block.segment, from: map_from, to: after.end(), unmapped: id, map_from };
-        Some((missing, window))
-    }
-
-    /// Puts memory into every unmapped part of the window.
-    pub(super) fn fill(&mut self, window: Window, size: u64) -> Result<(), Shortage> {
-        self.retire_all_empty_slabs();
-        for lane in 0..self.lanes.len() {
-            if self.may_take_from(lane) {
-                self.look(lane);
-                self.mark(lane);
-                self.look(lane);
-            }
-        }
-        let allowance = self.allowance(size);
-        let before = self.stats.work.stitched;
-        let filled = self.fill_within(window, allowance);
-        let moved = self.stats.work.stitched - before;
-        if moved > 0 {
-            let arena = self.space.segments[window.segment as usize].arena;
-            self.note_moves(lane_of(arena), moved);
-        }
-        filled
-    }
-
-    fn fill_within(&mut self, window: Window, allowance: Allowance) -> Result<(), Shortage> {
-        let Window { mut unmapped, map_from: mut from, to, .. } = window;
-        let mut waited = false;
-        loop {
-            let room = self.blocks[unmapped].end() - from;
-            let want = room.min((to - from).next_multiple_of(PAGE));
-            let (handle, size) = self.piece_for(&window, want, room, allowance, &mut waited)?;
-            unmapped = match self.unmapped_with(unmapped, from, window.segment) {
-                Some(id) => id,
-                None => {
-                    self.space.spare.push((handle, size));
-                    return Err(Shortage::Memory);
-                }
-            };
-            let free = self.map_into(unmapped, from, handle, size)?;
-            if self.blocks[free].end() >= to {
-                return Ok(());
-            }
-            unmapped = self.blocks[free].next;
-            from = self.blocks[unmapped].addr;
-        }
-    }
-
-    /// The unmapped range that holds `from`: `id`, unless it was joined with a neighbour whose page was
-    /// taken away meanwhile.
-    fn unmapped_with(&self, id: Id, from: Address, segment: u16) -> Option<Id> {
-        let holds = |&id: &Id| {
-            let block = &self.blocks[id];
-            block.state == State::Unmapped && block.addr <= from && from < block.end()
-        };
-        if holds(&id) {
-            return Some(id);
-        }
-        let arena = self.space.segments[segment as usize].arena;
-        let unmapped = &self.lanes[lane_of(arena)].arenas[kind_of(arena)].unmapped;
-        unmapped.iter().copied().find(holds)
-    }
-
-    /// One piece of physical memory of at most `room` bytes, mapped nowhere.
-    fn piece_for(
+    /// Puts one piece of physical memory of at most `room` bytes at an empty place; its size.
+    fn put_piece(
         &mut self,
         window: &Window,
+        at: Address,
         want: u64,
         room: u64,
         allowance: Allowance,
-        waited: &mut bool,
-    ) -> Result<(Handle, u64), Shortage> {
+        idle: &mut Idle,
+    ) -> Result<u64, Shortage> {
         if let Some(index) = self.space.spare.iter().position(|&(_, size)| size <= room) {
-            return Ok(self.space.spare.swap_remove(index));
+            let (handle, size) = self.space.spare.swap_remove(index);
+            return self.put_new(window.segment, at, handle, size);
         }
         // Nothing is unmapped during a capture as long as memory can be made.
         let capturing = self.capturing();
@@ -249,23 +144,42 @@ impl<D: Driver> Heap<D> {
         if capturing || after <= allowance.quiet {
             match self.create(want) {
                 Err(Shortage::Memory) => {}
-                done => return done,
+                Ok((handle, size)) => return self.put_new(window.segment, at, handle, size),
+                Err(error) => return Err(error),
             }
         }
-        if let Some((id, piece)) = self.victim(Some(window), room, true) {
-            return self.take_away(id, piece);
-        }
-        if !capturing && after > allowance.wait && !*waited {
-            *waited = true;
-            if let Some((id, _)) = self.victim(Some(window), room, false) {
-                let lane = lane_of(self.blocks[id].arena);
-                let quiet = if self.lanes[lane].loud { self.wait_device() } else { self.hush(lane) };
-                if quiet && let Some((id, piece)) = self.victim(Some(window), room, true) {
-                    return self.take_away(id, piece);
-                }
+        loop {
+            if let Some(id) = self.take_idle(window, room, idle) {
+                return self.stitch(id, window.segment, at);
             }
+            if capturing || after <= allowance.wait || idle.waited || !self.wait_for_idle(window) {
+                break;
+            }
+            let lane = lane_of(self.space.segments[window.segment as usize].arena);
+            self.begin_survey();
+            *idle = Idle { waited: true, ..self.find_idle(Some(lane)) };
         }
-        self.create(want)
+        let (handle, size) = self.create(want)?;
+        self.put_new(window.segment, at, handle, size)
+    }
+
+    /// Maps a handle that is mapped nowhere at an empty place; its size. On failure it is kept as a spare.
+    pub(super) fn put_new(
+        &mut self,
+        segment: u16,
+        at: Address,
+        handle: Handle,
+        size: u64,
+    ) -> Result<u64, Shortage> {
+        self.stats.work.maps += 1;
+        if let Err(error) = self.driver.map(at, size, handle) {
+            self.space.spare.push((handle, size));
+            return Err(error.into());
+        }
+        self.space.place(Piece { handle, size, at, segment });
+        // Memory that just came is as quiet as can be.
+        self.occupy(segment, at, size, 0)?;
+        Ok(size)
     }
 
     /// Makes a piece of physical memory of at most `want` bytes.
@@ -303,128 +217,8 @@ impl<D: Driver> Heap<D> {
         lane.in_use && self.pools.open(lane.pool)
     }
 
-    /// The idle handle that will be missed least: the free range and the piece in it. With `quiet` only
-    /// one that no work can be using.
-    pub(super) fn victim(
-        &self,
-        window: Option<&Window>,
-        largest: u64,
-        quiet: bool,
-    ) -> Option<(Id, (HandleId, Piece))> {
-        let mut best: Option<(Cost, Id, (HandleId, Piece))> = None;
-        for (index, lane) in self.lanes.iter().enumerate() {
-            if !self.may_take_from(index) || (quiet && lane.loud) {
-                continue;
-            }
-            for (kind, arena) in lane.arenas.iter().enumerate() {
-                for id in arena.bins.at_least(&self.blocks, PAGE) {
-                    let block = &self.blocks[id];
-                    // What lay idle longest goes first. Planned places go last, and of them the one that was
-                    // used just now: it is the one that will be needed latest.
-                    let cost = match kind {
-                        PLANNED => (true, self.clock - block.word),
-                        _ => (false, block.word),
-                    };
-                    let cheaper = best.is_none_or(|(least, ..)| cost < least);
-                    if !cheaper || (quiet && block.word > lane.marks.quiet) {
-                        continue;
-                    }
-                    // What lies in the window is spared, what lies beside it is not.
-                    let (from, to) = match window {
-                        Some(window) if window.segment == block.segment => (window.from, window.to),
-                        _ => (block.end(), block.end()),
-                    };
-                    let beside = [(block.addr, block.end().min(from)), (block.addr.max(to), block.end())];
-                    let within = beside.into_iter().find_map(|(from, to)| {
-                        if from < to {
-                            self.space.piece_within(block.segment, from, to, largest)
-                        } else {
-                            None
-                        }
-                    });
-                    if let Some(piece) = within {
-                        best = Some((cost, id, piece));
-                    }
-                }
-            }
-        }
-        best.map(|(_, id, piece)| (id, piece))
-    }
-
-    /// Takes a victim's piece from where it lies, to be mapped elsewhere.
-    fn take_away(&mut self, id: Id, piece: (HandleId, Piece)) -> Result<(Handle, u64), Shortage> {
-        let Piece { handle, size, .. } = piece.1;
-        self.unmap_piece(id, piece)?;
-        self.stats.work.stitched += 1;
-        self.stats.work.stitched_bytes += size;
-        Ok((handle, size))
-    }
-
-    /// Unmaps a piece that lies in the free range `id`.
-    pub(super) fn unmap_piece(&mut self, id: Id, piece: (HandleId, Piece)) -> Result<(), DriverError> {
-        let (handle, Piece { at, size, .. }) = piece;
-        self.stats.work.unmaps += 1;
-        self.driver.unmap(at, size)?;
-        self.space.displace(handle);
-        let arena = self.blocks[id].arena;
-        self.uncount_mapped(arena, self.blocks[id].segment, size);
-        self.unbin(arena, id);
-        let mut middle = id;
-        if self.blocks[id].addr < at {
-            middle = self.blocks.split(id, at - self.blocks[id].addr);
-            self.bin(arena, id);
-        }
-        if self.blocks[middle].size > size {
-            let rest = self.blocks.split(middle, size);
-            self.bin(arena, rest);
-        }
-        self.lose(arena, middle);
-        Ok(())
-    }
-
-    /// Makes a range in no list unmapped and joins it with unmapped neighbours.
-    fn lose(&mut self, arena: u16, id: Id) {
-        let list = &mut self.lanes[lane_of(arena)].arenas[kind_of(arena)];
-        let (prev, next) = (self.blocks[id].prev, self.blocks[id].next);
-        if next != NONE && self.blocks[next].state == State::Unmapped {
-            list.remove_unmapped(&mut self.blocks, next);
-            self.blocks.absorb(id, next);
-        }
-        if prev != NONE && self.blocks[prev].state == State::Unmapped {
-            self.blocks.absorb(prev, id);
-        } else {
-            list.add_unmapped(&mut self.blocks, id);
-        }
-    }
-
-    /// Maps a handle at `from` in the unmapped range `id`; returns the free range that it became part of.
-    /// On failure the handle is kept as a spare.
-    fn map_into(&mut self, id: Id, from: Address, handle: Handle, size: u64) -> Result<Id, Shortage> {
-        self.stats.work.maps += 1;
-        if let Err(error) = self.driver.map(from, size, handle) {
-            self.space.spare.push((handle, size));
-            return Err(error.into());
-        }
-        let (arena, segment) = (self.blocks[id].arena, self.blocks[id].segment);
-        let list = &mut self.lanes[lane_of(arena)].arenas[kind_of(arena)];
-        let mut middle = id;
-        if from > self.blocks[id].addr {
-            middle = self.blocks.split(id, from - self.blocks[id].addr);
-        } else {
-            list.remove_unmapped(&mut self.blocks, id);
-        }
-        if self.blocks[middle].size > size {
-            let rest = self.blocks.split(middle, size);
-            list.add_unmapped(&mut self.blocks, rest);
-        }
-        self.space.place(Piece { handle, size, at: from, segment });
-        self.count_mapped(arena, segment, size);
-        // Memory that just came is as quiet as can be.
-        Ok(self.release_range(middle, 0))
-    }
-
     /// Statistics of `size` bytes that came to a segment.
-    fn count_mapped(&mut self, arena: u16, segment: u16, size: u64) {
+    pub(super) fn count_mapped(&mut self, arena: u16, segment: u16, size: u64) {
         self.stats.reserved_bytes.add(part_of(arena), size);
         if self.space.segments[segment as usize].mapped == size {
             self.stats.segment.add(part_of(arena), 1);
@@ -445,7 +239,6 @@ impl<D: Driver> Heap<D> {
         let first = self.lanes.iter().all(|lane| lane.arenas[kind].segments.is_empty());
         let usual = match kind {
             SMALL | RUNS => SMALL_SEGMENT,
-            PLANNED => least,
             // Most jobs use one stream: it gets addresses for more than the device has.
             _ if first => self.total.saturating_mul(2),
             _ => self.total / 2,
@@ -470,7 +263,7 @@ impl<D: Driver> Heap<D> {
         let list = &mut self.lanes[lane_of(arena)].arenas[kind];
         list.segments.push(segment);
         list.add_unmapped(&mut self.blocks, id);
-        Ok(Window { segment, from: base, to: base + size, unmapped: id, map_from: base })
+        Ok(Window { segment, from: base, to: base + size })
     }
 
     /// Addresses for a segment of `usual` bytes, or at least `least`: cut from a region, made if need be.

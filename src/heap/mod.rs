@@ -5,9 +5,10 @@
 //!
 //! ```text
 //! malloc ─▶ lane (stream, pool) ─▶ ≤ 32 KiB: a slot of a slab          size_class, slab
-//!                              └─▶ else: best fit among free ranges   fit, block
-//!   nothing fits ─▶ finished events ─▶ grow: idle pages are moved     stream, grow, segment
-//!                                      where they are needed, or made
+//!                              └─▶ else: where it lay a step ago,    trail, retrace
+//!                                  or best fit among free ranges     fit, block
+//!   nothing fits ─▶ finished events ─▶ grow: idle pages are mapped    stream, grow, window,
+//!                                      where they are needed, or made   stitch, segment
 //!   no memory ─▶ other streams' caches, released pools, a wait        pressure, pool
 //! ```
 //!
@@ -25,17 +26,18 @@ mod fit;
 mod give_back;
 mod grow;
 mod occupancy;
-mod pack;
-mod plan;
-mod planned;
 mod pool;
 mod pressure;
+mod retrace;
 mod segment;
 mod size_class;
 mod slab;
 mod snapshot;
 mod stats;
+mod stitch;
 mod stream;
+mod trail;
+mod window;
 
 use hashbrown::HashMap;
 
@@ -45,18 +47,19 @@ pub use address_space::AddressSpace;
 pub use config::{Config, Freed, HeapError, PoolId, Tag};
 pub use occupancy::Occupancy;
 pub use pool::Filter;
-pub use snapshot::{BlockInfo, BlockState, SegmentInfo};
+pub use snapshot::{BlockInfo, BlockState, Seen, SegmentInfo};
 pub use stats::{DriverWork, Split, Stat, Stats};
 
-use arena::{HUGE, Lane, PLANNED, RUNS, arena_number, kind_for, kind_of, lane_of, part_of};
+use arena::{Lane, RUNS, arena_number, kind_for, kind_of, lane_of, part_of};
 use block::{Blocks, Id, NONE, State};
 use fit::GRAIN;
 use pool::Pools;
+use retrace::Request;
 use segment::{Found, Space};
 use size_class::{Classes, SLAB_MAX};
 use slab::{Slabs, Slot, SlotState, run_for};
 use stats::{Ledgers, SMALL};
-use stream::{Handed, Pending};
+use stream::{Handed, Marks, Pending};
 
 /// Requests up to this size (after rounding) are *small* in the statistics and lie in segments of their
 /// own, as PyTorch's do. Bytes.
@@ -75,6 +78,15 @@ pub struct Heap<D: Driver> {
     total: u64,
     /// The driver has no virtual memory management.
     plain: bool,
+    /// The driver can map one handle at several addresses at once.
+    aliases: bool,
+    /// Counts surveys of what is idle, and searches in them.
+    survey: u64,
+    search: u64,
+    /// Looks at pages that searches may still spend.
+    patience: i64,
+    /// The share of the latest large requests that did not get a place they had before, in 2^-20.
+    strays: u64,
     blocks: Blocks,
     slabs: Slabs,
     lanes: Vec<Lane>,
@@ -83,6 +95,7 @@ pub struct Heap<D: Driver> {
     last: Option<(Stream, u16)>,
     space: Space,
     pending: Pending,
+    marks: Marks,
     pools: Pools,
     stats: Ledgers,
     /// Counts frees: the heap's time.
@@ -106,6 +119,7 @@ impl<D: Driver> Heap<D> {
         if !plain && !segment::PAGE.is_multiple_of(driver.granularity().max(1)) {
             return Err(HeapError::Config("the driver's granularity does not divide 2 MiB"));
         }
+        let aliases = driver.has_aliases();
         let total = driver.memory_info()?.total;
         Ok(Heap {
             classes: Classes::new(config.minimum),
@@ -113,6 +127,11 @@ impl<D: Driver> Heap<D> {
             config,
             total,
             plain,
+            aliases,
+            survey: 0,
+            search: 0,
+            strays: 0,
+            patience: retrace::PATIENCE,
             blocks: Blocks::new(),
             slabs: Slabs::new(),
             lanes: Vec::new(),
@@ -120,6 +139,7 @@ impl<D: Driver> Heap<D> {
             last: None,
             space: Space::new(),
             pending: Pending::default(),
+            marks: Marks::default(),
             pools: Pools::new(),
             stats: Ledgers::default(),
             clock: 0,
@@ -141,6 +161,23 @@ impl<D: Driver> Heap<D> {
     /// otherwise. The heap is as before then, and stays usable.
     #[inline]
     pub fn malloc(&mut self, size: u64, stream: Stream, tag: Tag) -> Result<Address, HeapError> {
+        self.malloc_from(0, size, stream, tag)
+    }
+
+    /// The same for a request whose place in the program is known: requests from one place have the same
+    /// number, and 0 says nothing. It helps the heap to see that a job repeats itself, and changes nothing
+    /// else.
+    ///
+    /// # Errors
+    /// As [`malloc`](Self::malloc).
+    #[inline]
+    pub fn malloc_from(
+        &mut self,
+        site: u32,
+        size: u64,
+        stream: Stream,
+        tag: Tag,
+    ) -> Result<Address, HeapError> {
         if self.pending.blocks != 0 {
             self.poll();
         }
@@ -158,8 +195,9 @@ impl<D: Driver> Heap<D> {
             _ => return Err(self.out_of_memory(size)),
         };
         let kind = kind_for(rounded, self.huge_from);
-        if kind == HUGE && self.lanes[lane].planner.is_some() {
-            return self.malloc_planned(lane, rounded, size, tag);
+        if kind != SMALL && self.lanes[lane].trail.is_some() {
+            let request = Request { lane, kind, size: rounded, requested: size, tag };
+            return self.malloc_retraced(&request, site);
         }
         match self.lanes[lane].arenas[kind].bins.best(&self.blocks, rounded) {
             Some(id) => Ok(self.hand_out(id, rounded, size, tag)),
@@ -437,9 +475,9 @@ impl<D: Driver> Heap<D> {
         self.space.clear(segment, at);
         let lane = &mut self.lanes[lane_of(arena)];
         if logged != NONE
-            && let Some(planner) = &mut lane.planner
+            && let Some(trail) = &mut lane.trail
         {
-            planner.freed(logged);
+            trail.freed(logged);
         }
         lane.last_free = self.clock;
         lane.arenas[kind_of(arena)].taken -= 1;
@@ -552,7 +590,6 @@ impl<D: Driver> Heap<D> {
         let (base, run, class, arena) = (slab.base, slab.block, usize::from(slab.class), slab.arena);
         let (segment, size) = (self.blocks[run].segment, self.blocks[run].size);
         let lane = &mut self.lanes[lane_of(arena)];
-        // The clock of other lanes' frees would never become quiet here.
         let clock = lane.last_free;
         let in_arena = &mut lane.arenas[SMALL];
         self.slabs.unlink(&mut in_arena.slabs[class], id);

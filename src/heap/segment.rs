@@ -3,8 +3,12 @@
 //! A *region* is one reservation of the driver's (or one plain segment) with a table that leads from an
 //! address to its block in one step: a granule of the table holds at most one start of a live block,
 //! because live blocks of the region's kind are larger than a granule. A *segment* is a part of a region
-//! that belongs to one arena. It knows no streams and no policy. Invariants: a page of a segment names the
-//! handle that is mapped there; a handle names the segment and page where it is mapped.
+//! that belongs to one arena. A handle is *present* at one address; where it was present before, it may
+//! still be mapped as a *shadow*, so that it can come back without a call to the driver.
+//!
+//! It knows no streams and no policy. Invariants: a page of a segment names the handle that is mapped there,
+//! present or as a shadow; a handle names every place where it is mapped; a block has memory where, and only
+//! where, handles are present.
 
 use super::block::Id;
 use super::{Address, Handle};
@@ -46,9 +50,38 @@ pub(super) struct Segment {
     /// False when its addresses wait for another arena.
     pub in_use: bool,
     pages: Vec<u32>,
+    /// For every page of a shadow, the shadow's clock.
+    clocks: Vec<u64>,
+    /// For every mapped page, how many pages of its handle lie before it.
+    parts: Vec<u8>,
+    /// Bytes up to the highest page that was ever mapped.
+    used: u64,
 }
 
-/// One piece of physical memory.
+/// A place where a handle is mapped, but not present.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shadow {
+    pub at: Address,
+    pub segment: u16,
+    /// The heap's clock at the last free there: until the segment's lane is quiet up to it, work may use the
+    /// address.
+    pub clock: u64,
+}
+
+/// One handle and where it is mapped.
+#[derive(Debug)]
+struct Held {
+    piece: Piece,
+    shadows: Vec<Shadow>,
+    /// The survey that last found it idle, and how.
+    surveyed: u64,
+    /// The search that last counted it in.
+    counted: u64,
+    /// The survey that last found it wanted.
+    wanted: u64,
+}
+
+/// One piece of physical memory and where it is present.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece {
     pub handle: Handle,
@@ -68,12 +101,14 @@ pub(super) enum Found {
 pub(super) struct Space {
     pub regions: Vec<Region>,
     pub segments: Vec<Segment>,
-    handles: Vec<Option<Piece>>,
+    handles: Vec<Option<Held>>,
     vacant: Vec<HandleId>,
     /// Created, but mapped nowhere; only after a driver call failed half-way.
     pub spare: Vec<(Handle, u64)>,
     /// Bytes of all handles and plain segments.
     pub physical: u64,
+    /// Places where handles are mapped but not present.
+    pub shadows: usize,
 }
 
 impl Region {
@@ -91,6 +126,10 @@ impl Segment {
     pub(super) fn end(&self) -> Address {
         self.base + self.size
     }
+
+    pub(super) fn contains(&self, at: Address) -> bool {
+        at.wrapping_sub(self.base) < self.size
+    }
 }
 
 impl Space {
@@ -102,6 +141,7 @@ impl Space {
             vacant: Vec::new(),
             spare: Vec::new(),
             physical: 0,
+            shadows: 0,
         }
     }
 
@@ -165,6 +205,9 @@ impl Space {
             plain,
             in_use: true,
             pages: vec![0; size.div_ceil(PAGE) as usize],
+            clocks: vec![0; size.div_ceil(PAGE) as usize],
+            parts: vec![0; size.div_ceil(PAGE) as usize],
+            used: 0,
         };
         let reuse = self.segments.iter().position(|segment| !segment.in_use && segment.size == 0);
         let index = match reuse {
@@ -185,7 +228,7 @@ impl Space {
     pub(super) fn forget_plain(&mut self, index: u16) {
         let segment = &mut self.segments[index as usize];
         (segment.in_use, segment.size, segment.mapped) = (false, 0, 0);
-        segment.pages = Vec::new();
+        (segment.pages, segment.clocks, segment.parts) = (Vec::new(), Vec::new(), Vec::new());
         let region = &mut self.regions[segment.region as usize];
         (region.size, region.base, region.used) = (0, 0, 0);
         region.table = Vec::new();
@@ -210,7 +253,13 @@ impl Space {
         let region = &self.regions[segment.region as usize];
         let index = |at: Address| ((at - region.base) >> region.shift) as usize;
         let entries = &region.table[index(segment.base)..index(at) + usize::from(!strictly)];
-        entries.iter().rev().find(|&&entry| entry != 0).map_or(Found::Nothing, |&entry| decode(entry))
+        // Most of a sparse table is empty: whole lines of it are skipped.
+        let mut end = entries.len();
+        while end >= 32 && entries[end - 32..end].iter().fold(0, |any, &entry| any | entry) == 0 {
+            end -= 32;
+        }
+        let found = entries[..end].iter().rev().find(|&&entry| entry != 0);
+        found.map_or(Found::Nothing, |&entry| decode(entry))
     }
 
     #[inline]
@@ -242,13 +291,113 @@ impl Space {
         region.table[first..=last].fill(value);
     }
 
-    pub(super) fn piece_at(&self, segment: u16, at: Address) -> Option<(HandleId, Piece)> {
+    /// The handle that is mapped at an address, present there or not.
+    #[inline]
+    fn mapped_at(&self, segment: u16, at: Address) -> Option<(HandleId, &Held)> {
         let segment = &self.segments[segment as usize];
         let id = segment.pages.get(segment.page(at)).copied().filter(|&id| id != 0)? - 1;
-        self.handles[id as usize].map(|piece| (id, piece))
+        self.handles[id as usize].as_ref().map(|held| (id, held))
     }
 
-    /// Writes down that a handle is mapped.
+    /// The handle that is present at an address.
+    #[inline]
+    pub(super) fn piece_at(&self, segment: u16, at: Address) -> Option<(HandleId, Piece)> {
+        let (id, held) = self.mapped_at(segment, at)?;
+        let piece = held.piece;
+        (piece.segment == segment && at.wrapping_sub(piece.at) < piece.size).then_some((id, piece))
+    }
+
+    /// The handle that has a shadow at an address, with the shadow.
+    pub(super) fn shadow_at(&self, segment: u16, at: Address) -> Option<(HandleId, Piece, Shadow)> {
+        let (id, held) = self.mapped_at(segment, at)?;
+        let entry = &self.segments[segment as usize];
+        let page = entry.page(at);
+        let at = entry.base + (page as u64 - u64::from(entry.parts[page])) * PAGE;
+        let present = (held.piece.segment, held.piece.at) == (segment, at);
+        (!present).then_some((id, held.piece, Shadow { at, segment, clock: entry.clocks[page] }))
+    }
+
+    /// Whether a handle is mapped at an address, present or not.
+    pub(super) fn is_mapped(&self, segment: u16, at: Address) -> bool {
+        let segment = &self.segments[segment as usize];
+        segment.pages.get(segment.page(at)).is_some_and(|&id| id != 0)
+    }
+
+    /// Bytes from an address on, at most `most`, in which nothing is mapped.
+    pub(super) fn empty_from(&self, segment: u16, at: Address, most: u64) -> u64 {
+        let segment = &self.segments[segment as usize];
+        let pages = segment.pages[segment.page(at)..].iter();
+        pages.take((most / PAGE) as usize).take_while(|&&id| id == 0).count() as u64 * PAGE
+    }
+
+    /// The end of the highest page of a segment that was ever mapped.
+    pub(super) fn highest(&self, segment: u16) -> Address {
+        let segment = &self.segments[segment as usize];
+        segment.base + segment.used
+    }
+
+    /// What is known about a page without memory: the handle whose shadow it is and the shadow's clock.
+    #[inline]
+    pub(super) fn shadow_page(&self, segment: u16, at: Address) -> Option<(HandleId, u64)> {
+        let segment = &self.segments[segment as usize];
+        let page = segment.page(at);
+        let id = segment.pages[page];
+        (id != 0).then(|| (id - 1, segment.clocks[page]))
+    }
+
+    pub(super) fn piece(&self, id: HandleId) -> Option<Piece> {
+        self.handles[id as usize].as_ref().map(|held| held.piece)
+    }
+
+    /// The shadows of a handle.
+    pub(super) fn shadows_of(&self, id: HandleId) -> &[Shadow] {
+        self.handles[id as usize].as_ref().map_or(&[], |held| &held.shadows)
+    }
+
+    /// Notes that a handle is idle, and in which survey that was found.
+    pub(super) fn note_idle(&mut self, id: HandleId, survey: u64) {
+        if let Some(held) = &mut self.handles[id as usize] {
+            held.surveyed = survey;
+        }
+    }
+
+    /// Notes that requests to come will want the handles that are mapped in a range.
+    pub(super) fn note_wanted(&mut self, segment: u16, from: Address, to: Address, survey: u64) {
+        let mut at = from / PAGE * PAGE;
+        while at < to {
+            let entry = &self.segments[segment as usize];
+            let Some(&id) = entry.pages.get(entry.page(at)) else { return };
+            if id != 0
+                && let Some(held) = &mut self.handles[id as usize - 1]
+            {
+                held.wanted = survey;
+            }
+            at += PAGE;
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_wanted(&self, id: HandleId, survey: u64) -> bool {
+        self.handles[id as usize].as_ref().is_some_and(|held| held.wanted == survey)
+    }
+
+    #[inline]
+    pub(super) fn is_idle(&self, id: HandleId, survey: u64) -> bool {
+        self.handles[id as usize].as_ref().is_some_and(|held| held.surveyed == survey)
+    }
+
+    /// Counts a handle in; false if it was counted in this search already.
+    pub(super) fn count_in(&mut self, id: HandleId, search: u64) -> bool {
+        match &mut self.handles[id as usize] {
+            Some(held) if held.counted != search => {
+                held.counted = search;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Writes down that a new handle is mapped and present.
     pub(super) fn place(&mut self, piece: Piece) {
         let id = match self.vacant.pop() {
             Some(id) => id,
@@ -257,46 +406,64 @@ impl Space {
                 (self.handles.len() - 1) as HandleId
             }
         };
-        self.handles[id as usize] = Some(piece);
-        let segment = &mut self.segments[piece.segment as usize];
-        let (first, count) = (segment.page(piece.at), (piece.size / PAGE) as usize);
-        segment.pages[first..first + count].fill(id + 1);
-        segment.mapped += piece.size;
+        self.handles[id as usize] =
+            Some(Held { piece, shadows: Vec::new(), surveyed: 0, counted: 0, wanted: 0 });
+        self.name(piece.segment, piece.at, piece.size, id + 1);
+        self.segments[piece.segment as usize].mapped += piece.size;
     }
 
-    /// Writes down that a handle is mapped no more.
+    /// Names a handle (plus one), or none, in the pages where it is mapped.
+    fn name(&mut self, segment: u16, at: Address, size: u64, value: u32) {
+        let segment = &mut self.segments[segment as usize];
+        let (first, count) = (segment.page(at), (size / PAGE) as usize);
+        segment.pages[first..first + count].fill(value);
+        for (part, entry) in segment.parts[first..first + count].iter_mut().enumerate() {
+            *entry = part as u8;
+        }
+        segment.used = segment.used.max(at + size - segment.base);
+    }
+
+    /// Writes down that a handle without shadows is mapped no more.
     pub(super) fn displace(&mut self, id: HandleId) {
-        if let Some(piece) = self.handles[id as usize].take() {
-            let segment = &mut self.segments[piece.segment as usize];
-            let (first, count) = (segment.page(piece.at), (piece.size / PAGE) as usize);
-            segment.pages[first..first + count].fill(0);
-            segment.mapped -= piece.size;
+        if let Some(Held { piece, .. }) = self.handles[id as usize].take() {
+            self.name(piece.segment, piece.at, piece.size, 0);
+            self.segments[piece.segment as usize].mapped -= piece.size;
             self.vacant.push(id);
         }
     }
 
-    /// The first handle that lies wholly in the range of addresses and is at most `largest` bytes.
-    pub(super) fn piece_within(
-        &self,
-        segment: u16,
-        from: Address,
-        to: Address,
-        largest: u64,
-    ) -> Option<(HandleId, Piece)> {
-        let base = self.segments[segment as usize].base;
-        let mut at = base + (from - base).next_multiple_of(PAGE);
-        while at + PAGE <= to {
-            let (id, piece) = self.piece_at(segment, at)?;
-            if piece.at >= from && piece.at + piece.size <= to && piece.size <= largest {
-                return Some((id, piece));
-            }
-            at = piece.at + piece.size;
-        }
-        None
+    /// Writes down that a handle is now present elsewhere, where it is mapped (as a shadow or just now), and
+    /// has a shadow where it was.
+    pub(super) fn shift(&mut self, id: HandleId, segment: u16, at: Address, clock: u64) {
+        let Some(held) = &mut self.handles[id as usize] else { return };
+        let Piece { at: old, segment: from, size, .. } = held.piece;
+        let shadows = held.shadows.len();
+        held.shadows.retain(|shadow| (shadow.segment, shadow.at) != (segment, at));
+        held.shadows.push(Shadow { at: old, segment: from, clock });
+        let left = &mut self.segments[from as usize];
+        let (first, count) = (left.page(old), (size / PAGE) as usize);
+        left.clocks[first..first + count].fill(clock);
+        self.shadows = self.shadows + held.shadows.len() - shadows;
+        (held.piece.at, held.piece.segment) = (at, segment);
+        self.segments[from as usize].mapped -= size;
+        self.segments[segment as usize].mapped += size;
+        self.name(segment, at, size, id + 1);
     }
 
-    pub(super) fn pieces(&self) -> impl Iterator<Item = &Piece> {
-        self.handles.iter().flatten()
+    /// Writes down that a shadow is mapped no more.
+    pub(super) fn fade(&mut self, id: HandleId, shadow: Shadow) {
+        let Some(held) = &mut self.handles[id as usize] else { return };
+        let size = held.piece.size;
+        held.shadows.retain(|other| (other.segment, other.at) != (shadow.segment, shadow.at));
+        self.shadows -= 1;
+        self.name(shadow.segment, shadow.at, size, 0);
+    }
+
+    /// Every handle with its shadows.
+    pub(super) fn pieces(&self) -> impl Iterator<Item = (HandleId, Piece, &[Shadow])> {
+        self.handles.iter().enumerate().filter_map(|(id, held)| {
+            held.as_ref().map(|held| (id as HandleId, held.piece, held.shadows.as_slice()))
+        })
     }
 }
 

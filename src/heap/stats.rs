@@ -111,6 +111,11 @@ pub struct DriverWork {
     pub stitched: u64,
     /// Bytes of those handles.
     pub stitched_bytes: u64,
+    /// Handles that came back, without a call, to where they had been mapped before.
+    pub called_back: u64,
+    /// Requests that got a place that they had before.
+    pub retraced: u64,
+
     /// Blocks served from another stream's cache.
     pub lent: u64,
 }
@@ -138,6 +143,8 @@ pub(super) struct Ledgers {
     pub num_ooms: u64,
     pub num_sync_all_streams: u64,
     pub work: DriverWork,
+    /// The most active bytes before the peaks were reset.
+    before_reset: u64,
 }
 
 impl Ledgers {
@@ -180,7 +187,13 @@ impl Ledgers {
         ]
     }
 
+    /// The most active bytes ever, whatever was reset.
+    pub(super) fn highest_active(&self) -> u64 {
+        self.active_bytes.peak().max(self.before_reset)
+    }
+
     pub(super) fn reset_peak(&mut self) {
+        self.before_reset = self.highest_active();
         self.gauges().into_iter().for_each(Gauge::reset_peak);
     }
 
@@ -269,6 +282,8 @@ impl Stats {
             ("strandline.unmaps", work.unmaps as i64),
             ("strandline.stitched", work.stitched as i64),
             ("strandline.stitched_bytes", work.stitched_bytes as i64),
+            ("strandline.called_back", work.called_back as i64),
+            ("strandline.retraced", work.retraced as i64),
             ("strandline.lent", work.lent as i64),
             ("strandline.host_waits", work.host_waits as i64),
             ("strandline.stream_waits", work.stream_waits as i64),

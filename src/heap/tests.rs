@@ -141,6 +141,23 @@ fn pages_move_between_streams_only_when_quiet() {
 }
 
 #[test]
+fn pages_stay_where_they_are_while_any_stream_works() {
+    let (driver, mut heap) = heap(220 * MIB);
+    let (a, b, unsaid) = (Stream(1), Stream(2), Stream(9));
+    let block = heap.malloc(200 * MIB, a, TAG).unwrap();
+    // A program that uses a block on another stream and does not say so.
+    driver.submit(unsaid);
+    heap.free(block).unwrap();
+    let moved = heap.malloc(180 * MIB, b, TAG).unwrap();
+    assert_eq!(driver.outstanding(unsaid), 0, "the pages were taken away from under a kernel");
+    heap.free(moved).unwrap();
+    driver.submit(unsaid);
+    heap.trim();
+    assert_eq!(driver.outstanding(unsaid), 0, "and given back to the device");
+    assert_eq!(driver.violations(), 0);
+}
+
+#[test]
 fn lent_memory_returns_after_the_borrower() {
     let driver = BooksDriver::with_memory(100 * MIB);
     let config = Config { slack_before_wait: u32::MAX, ..Config::gpu() };

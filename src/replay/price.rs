@@ -108,6 +108,10 @@ impl<D: Driver> Driver for Priced<D> {
         self.inner.granularity()
     }
 
+    fn has_aliases(&self) -> bool {
+        self.inner.has_aliases()
+    }
+
     fn memory_info(&self) -> Result<MemoryInfo> {
         self.inner.memory_info()
     }
@@ -150,6 +154,10 @@ impl<D: Driver> Driver for Priced<D> {
 
     fn record_event(&self, stream: Stream) -> Result<Event> {
         self.count(self.inner.record_event(stream), RECORD_US + EVENT_US, |tally| &mut tally.events)
+    }
+
+    fn record_device_event(&self, streams: &[Stream]) -> Result<Event> {
+        self.inner.record_device_event(streams)
     }
 
     fn query_event(&self, event: Event) -> Result<bool> {

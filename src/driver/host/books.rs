@@ -28,11 +28,22 @@ pub(super) struct Books {
     last_handle: u64,
 }
 
-/// One handle: its size, and where its content lies while it is not mapped.
+/// One handle: its size, where it is mapped, and where its content lies while it is not.
 struct Piece {
     size: u64,
-    mapped: bool,
+    mapped: Vec<Address>,
     parked: Option<Address>,
+}
+
+/// Where the content of a handle is that is about to be mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Content {
+    /// It was never mapped.
+    None,
+    /// Out of the way.
+    Parked(Address),
+    /// Mapped here, and will stay so.
+    At(Address),
 }
 
 impl Books {
@@ -86,14 +97,14 @@ impl Books {
         self.may_create(size)?;
         self.created += size;
         self.last_handle += 1;
-        self.handles.insert(self.last_handle, Piece { size, mapped: false, parked: None });
+        self.handles.insert(self.last_handle, Piece { size, mapped: Vec::new(), parked: None });
         Ok(Handle(self.last_handle))
     }
 
     /// Where the content that must be dropped lies, if there is any.
     pub(super) fn may_destroy(&mut self, handle: Handle) -> Result<Option<(Address, u64)>> {
         match self.handles.get(&handle.0) {
-            Some(piece) if !piece.mapped => Ok(piece.parked.map(|at| (at, piece.size))),
+            Some(piece) if piece.mapped.is_empty() => Ok(piece.parked.map(|at| (at, piece.size))),
             _ => self.refuse("destroy"),
         }
     }
@@ -104,41 +115,55 @@ impl Books {
         }
     }
 
-    /// Where the content that must be moved lies; none if the handle was never mapped.
-    pub(super) fn may_map(&mut self, at: Address, size: u64, handle: Handle) -> Result<Option<Address>> {
-        let parked = match self.handles.get(&handle.0) {
-            Some(piece) if !piece.mapped && piece.size == size => piece.parked,
-            _ => return self.refuse("map"),
+    /// Where the content of the handle is; with `aliases` it may be mapped elsewhere already.
+    pub(super) fn may_map(
+        &mut self,
+        at: Address,
+        size: u64,
+        handle: Handle,
+        aliases: bool,
+    ) -> Result<Content> {
+        let content = match self.handles.get(&handle.0).filter(|piece| piece.size == size) {
+            Some(Piece { parked: Some(parked), .. }) => Content::Parked(*parked),
+            Some(piece) => match piece.mapped.first() {
+                None => Content::None,
+                Some(&at) if aliases => Content::At(at),
+                Some(_) => return self.refuse("map"),
+            },
+            None => return self.refuse("map"),
         };
         let inside = self.reserved.range(..=at).next_back().is_some_and(|(&base, &len)| {
             at + size <= base + len && (at - base).is_multiple_of(self.granularity)
         });
         let taken =
             self.mapped.range(..at + size).next_back().is_some_and(|(&other, &(len, _))| other + len > at);
-        if !inside || taken { self.refuse("map") } else { Ok(parked) }
+        if !inside || taken { self.refuse("map") } else { Ok(content) }
     }
 
     pub(super) fn map(&mut self, at: Address, size: u64, handle: Handle) {
         if let Some(piece) = self.handles.get_mut(&handle.0) {
-            piece.mapped = true;
+            piece.mapped.push(at);
             piece.parked = None;
         }
         self.mapped.insert(at, (size, handle));
     }
 
-    pub(super) fn may_unmap(&mut self, at: Address, size: u64) -> Result<()> {
+    /// Whether this is the handle's last mapping, so that its content must be put out of the way.
+    pub(super) fn may_unmap(&mut self, at: Address, size: u64) -> Result<bool> {
         match self.mapped.get(&at) {
-            Some(&(len, _)) if len == size => Ok(()),
+            Some(&(len, handle)) if len == size => {
+                Ok(self.handles.get(&handle.0).is_none_or(|piece| piece.mapped.len() == 1))
+            }
             _ => self.refuse("unmap"),
         }
     }
 
-    pub(super) fn unmap(&mut self, at: Address, parked: Address) {
+    pub(super) fn unmap(&mut self, at: Address, parked: Option<Address>) {
         if let Some((_, handle)) = self.mapped.remove(&at)
             && let Some(piece) = self.handles.get_mut(&handle.0)
         {
-            piece.mapped = false;
-            piece.parked = Some(parked);
+            piece.mapped.retain(|&other| other != at);
+            piece.parked = parked;
         }
     }
 
@@ -158,7 +183,8 @@ impl Books {
     }
 
     pub(super) fn mapped_bytes(&self) -> u64 {
-        self.mapped.values().map(|&(size, _)| size).sum::<u64>() + self.plain.values().sum::<u64>()
+        let mapped = self.handles.values().filter(|piece| !piece.mapped.is_empty());
+        mapped.map(|piece| piece.size).sum::<u64>() + self.plain.values().sum::<u64>()
     }
 
     pub(super) fn reservations(&self) -> usize {

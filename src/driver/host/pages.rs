@@ -19,6 +19,9 @@ pub struct Pages {
     huge: bool,
 }
 
+/// Host memory that can be at several addresses at once.
+pub struct SharedPages(Pages);
+
 /// No memory: addresses that are nobody's, never used twice.
 pub struct NoPages;
 
@@ -113,6 +116,8 @@ impl Pages {
 }
 
 impl Memory for Pages {
+    const ALIASES: bool = false;
+
     fn open(options: &Options) -> Self {
         Pages { alignment: options.granularity.max(2 << 20), huge: options.huge_pages }
     }
@@ -127,6 +132,14 @@ impl Memory for Pages {
 
     fn populate(&self, at: Address, size: u64) -> Result<()> {
         protect(at, size, libc::PROT_READ | libc::PROT_WRITE)
+    }
+
+    fn alias(&self, _: Address, _: Address, _: u64) -> Result<()> {
+        Err(DriverError::Unsupported("private memory at two addresses"))
+    }
+
+    fn leave(&self, at: Address, size: u64) -> Result<()> {
+        self.vacate(at, size)
     }
 
     fn park(&self, at: Address, size: u64) -> Result<Address> {
@@ -158,6 +171,61 @@ impl Memory for Pages {
     }
 }
 
+impl Memory for SharedPages {
+    const ALIASES: bool = true;
+
+    fn open(options: &Options) -> Self {
+        SharedPages(Pages::open(options))
+    }
+
+    fn reserve(&self, size: u64) -> Result<Address> {
+        self.0.reserve(size)
+    }
+
+    fn unreserve(&self, at: Address, size: u64) -> Result<()> {
+        self.0.unreserve(at, size)
+    }
+
+    fn populate(&self, at: Address, size: u64) -> Result<()> {
+        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: the range is a reservation of ours, as the caller has checked.
+        let got = unsafe { libc::mmap(at as *mut _, size as usize, protection, flags, -1, 0) };
+        if got == libc::MAP_FAILED { Err(failed("mmap")) } else { Ok(()) }
+    }
+
+    fn alias(&self, from: Address, at: Address, size: u64) -> Result<()> {
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        // SAFETY: both ranges are ours; an old size of 0 shows the same shared memory a second time.
+        let got = unsafe { libc::mremap(from as *mut _, 0, size as usize, flags, at as *mut libc::c_void) };
+        if got == libc::MAP_FAILED { Err(failed("mremap")) } else { Ok(()) }
+    }
+
+    fn leave(&self, at: Address, size: u64) -> Result<()> {
+        self.0.leave(at, size)
+    }
+
+    fn park(&self, at: Address, size: u64) -> Result<Address> {
+        self.0.park(at, size)
+    }
+
+    fn unpark(&self, parked: Address, at: Address, size: u64) -> Result<()> {
+        self.0.unpark(parked, at, size)
+    }
+
+    fn discard(&self, parked: Address, size: u64) -> Result<()> {
+        self.0.discard(parked, size)
+    }
+
+    fn allocate(&self, size: u64) -> Result<Address> {
+        self.0.allocate(size)
+    }
+
+    fn deallocate(&self, at: Address, size: u64) -> Result<()> {
+        self.0.deallocate(at, size)
+    }
+}
+
 /// Above every address that a process can have.
 static NEXT: AtomicU64 = AtomicU64::new(1 << 60);
 
@@ -169,6 +237,8 @@ fn nowhere(size: u64) -> Result<Address> {
 }
 
 impl Memory for NoPages {
+    const ALIASES: bool = true;
+
     fn open(_: &Options) -> Self {
         NoPages
     }
@@ -182,6 +252,14 @@ impl Memory for NoPages {
     }
 
     fn populate(&self, _: Address, _: u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn alias(&self, _: Address, _: Address, _: u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn leave(&self, _: Address, _: u64) -> Result<()> {
         Ok(())
     }
 

@@ -1,0 +1,188 @@
+//! Requests that are given a place that they had before: the heap's side of [`trail`](super::trail).
+//!
+//! A job that has to move memory gets a trail. From then on, a large request lies where the same request lay
+//! a step ago, or two: there the handles are mapped already. One that is expected to stay goes where such
+//! requests lie together, because every page that stays breaks up the places that it was part of.
+//!
+//! It knows memory and where a request should lie, not why. Invariant: a place is used only if it is free and
+//! every handle that is missing there lies idle.
+
+use super::arena::{HUGE, HUGE_FROM, KEPT, arena_number};
+use super::block::{Id, NONE, State};
+use super::segment::PAGE;
+use super::trail::Trail;
+use super::window::Window;
+use super::{Address, Driver, Heap, HeapError, Tag, lane_of};
+
+/// So many places where a request lay before are tried.
+const PLACES: usize = 4;
+/// Looks at pages that a heap has to spend when it begins to retrace, and that each request earns it.
+pub(super) const PATIENCE: i64 = 1 << 23;
+const EARNED: i64 = 1 << 10;
+/// The share of strays is counted in this unit, over about so many requests.
+const WHOLE: u64 = 1 << 20;
+const RECENT: u64 = 1 << 8;
+
+/// A request on a lane with a trail.
+pub(super) struct Request {
+    pub lane: usize,
+    pub kind: usize,
+    /// Rounded.
+    pub size: u64,
+    pub requested: u64,
+    pub tag: Tag,
+}
+
+impl<D: Driver> Heap<D> {
+    /// Whether handles had to be moved so much that requests are given the places that they had before.
+    pub(super) fn is_retracing(&self) -> bool {
+        self.huge_from != u64::MAX
+    }
+
+    /// Gives a lane a trail, once as much memory was moved as there is. Many jobs need a few moves while they
+    /// warm up and none after: best fit serves them well.
+    pub(super) fn retrace_if_due(&mut self, lane: usize) {
+        if self.stats.work.stitched_bytes >= self.space.physical && self.lanes[lane].pool == 0 {
+            self.huge_from = HUGE_FROM;
+            self.lanes[lane].trail.get_or_insert_with(|| Box::new(Trail::new()));
+        }
+    }
+
+    /// How much of what was asked for lately had been there before, in 2^-10: 0 from a half on downwards.
+    pub(super) fn steadiness(&self) -> u64 {
+        WHOLE.saturating_sub(2 * self.strays) >> 10
+    }
+
+    #[cold]
+    pub(super) fn malloc_retraced(&mut self, request: &Request, site: u32) -> Result<Address, HeapError> {
+        let &Request { lane, kind, size, requested, tag } = request;
+        self.patience = (self.patience + EARNED).min(PATIENCE);
+        let mut places = [0; PLACES];
+        let (mut count, mut stays) = (0, false);
+        if let Some(trail) = &mut self.lanes[lane].trail {
+            trail.expect(site, size);
+            for at in trail.earlier().take(4 * PLACES) {
+                if count < PLACES && !places[..count].contains(&at) {
+                    places[count] = at;
+                    count += 1;
+                }
+            }
+            stays = trail.stays();
+        }
+        let id = match if stays { self.place_for_long(lane, size) } else { None } {
+            Some(id) => Some(id),
+            None => self.place_again(lane, kind, size, &places[..count]),
+        };
+        let id = match id.or_else(|| self.fitting(lane, kind, size)) {
+            Some(id) => {
+                self.hand_out(id, size, requested, tag);
+                id
+            }
+            None => self.malloc_block_slow(lane, size, requested, tag)?,
+        };
+        let at = self.blocks[id].addr;
+        // A block that was lent lies in another lane.
+        if lane_of(self.blocks[id].arena) == lane
+            && let Some(trail) = &mut self.lanes[lane].trail
+        {
+            self.blocks[id].a = trail.lies(at);
+        }
+        Ok(at)
+    }
+
+    /// A place among what stays.
+    fn place_for_long(&mut self, lane: usize, size: u64) -> Option<Id> {
+        if let Some(id) = self.fitting(lane, KEPT, size) {
+            return Some(id);
+        }
+        self.grow(arena_number(lane, KEPT), size).ok()?;
+        self.fitting(lane, KEPT, size)
+    }
+
+    /// A place that the request had before or, if it is huge, the one that disturbs others least.
+    fn place_again(&mut self, lane: usize, kind: usize, size: u64, places: &[Address]) -> Option<Id> {
+        let place = places.iter().find_map(|&at| self.take_place(lane, kind, at, size));
+        self.strays -= self.strays / RECENT;
+        if place.is_some() {
+            self.stats.work.retraced += 1;
+            return place;
+        }
+        self.strays += WHOLE / RECENT;
+        if kind != HUGE || self.patience <= 0 || self.plain {
+            return None;
+        }
+        let window = self.grow_somewhere(arena_number(lane, kind), size, places).ok()?;
+        self.cut_out(window.segment, window.from).filter(|&id| self.blocks[id].size >= size)
+    }
+
+    /// The free range at a place, with memory everywhere and nothing before it; none if it is not free, or
+    /// would cost a call.
+    fn take_place(&mut self, lane: usize, kind: usize, at: Address, size: u64) -> Option<Id> {
+        let segments = &self.lanes[lane].arenas[kind].segments;
+        let segment = *segments.iter().find(|&&index| self.space.segments[index as usize].contains(at))?;
+        let window = Window { segment, from: at, to: at.checked_add(size)? };
+        let (mut id, mut whole) = (self.holder(segment, at)?, true);
+        loop {
+            match self.blocks[id].state {
+                State::Free => {}
+                State::Unmapped => whole = false,
+                _ => return None,
+            }
+            if self.blocks[id].end() >= window.to {
+                break;
+            }
+            id = self.blocks[id].next;
+            if id == NONE {
+                return None;
+            }
+        }
+        if !whole {
+            if !self.can_call_back(lane, &window) {
+                return None;
+            }
+            self.call_back(&window).ok()?;
+        }
+        self.cut_out(segment, at).filter(|&id| self.blocks[id].size >= size)
+    }
+
+    /// The free range that holds an address, without what lies before it.
+    fn cut_out(&mut self, segment: u16, at: Address) -> Option<Id> {
+        let id = self.holder(segment, at).filter(|&id| self.blocks[id].state == State::Free)?;
+        let before = at - self.blocks[id].addr;
+        if before == 0 {
+            return Some(id);
+        }
+        let arena = self.blocks[id].arena;
+        self.unbin(arena, id);
+        let place = self.blocks.split(id, before);
+        self.bin(arena, id);
+        self.bin(arena, place);
+        Some(place)
+    }
+
+    /// Whether every page that is missing in the window is the shadow of a handle that lies idle, each of
+    /// another.
+    fn can_call_back(&mut self, lane: usize, window: &Window) -> bool {
+        self.begin_survey();
+        let (mut at, to) = window.pages();
+        while at < to {
+            if self.space.piece_at(window.segment, at).is_some() {
+                at += PAGE;
+                continue;
+            }
+            let Some((id, piece, shadow)) = self.space.shadow_at(window.segment, at) else { return false };
+            let Some(block) = self.holder(piece.segment, piece.at) else { return false };
+            let block = &self.blocks[block];
+            let owner = lane_of(block.arena);
+            let idle = block.state == State::Free && block.end() >= piece.at + piece.size;
+            let own = owner == lane && self.aliases;
+            let quiet = own || (!self.lanes[owner].loud && block.word <= self.marks.quiet);
+            if !idle || !quiet || !self.may_take_from(owner) {
+                return false;
+            }
+            self.space.note_idle(id, self.survey);
+            at = shadow.at + piece.size;
+        }
+        self.doubled(window) == Some(0)
+    }
+}

@@ -1,0 +1,187 @@
+//! The trail: where the same request lay the last time.
+//!
+//! A job repeats itself: its requests come in the order in which they came a step ago. The trail is a log of
+//! a lane's requests with their addresses and a place in it, one period back, that is followed as long as
+//! the sizes agree; where they do not, the latest sizes tell the place. What is expected is advice and can be
+//! wrong without harm.
+//!
+//! It knows sizes and addresses, no memory. Invariant: the log is of fixed size.
+
+use foldhash::fast::FixedState;
+use hashbrown::HashMap;
+
+use super::Address;
+
+/// Requests that the log remembers.
+const LOG: usize = 1 << 15;
+/// So many requests together tell the place in the log.
+const CONTEXT: usize = 8;
+/// So many earlier occurrences of a request are looked at.
+const FORERUNNERS: usize = 2;
+/// So many requests may be skipped, or be new, before the place is lost.
+const SLIP: usize = 3;
+
+#[derive(Clone, Copy, Default)]
+struct Step {
+    site: u32,
+    size: u64,
+    at: Address,
+    /// How many requests ago the same request came the time before; 0 where that is not known.
+    back: u32,
+    /// How many requests there had been when it was freed; 0 while it is not.
+    died: usize,
+}
+
+/// The log of a lane's requests.
+pub(super) struct Trail {
+    log: Vec<Step>,
+    /// Requests so far; the next one's number.
+    count: usize,
+    /// The number of the request that is expected next; none where the place is lost.
+    follow: Option<usize>,
+    misses: usize,
+    /// Sites are known.
+    sited: bool,
+    /// Where the latest requests of a context were last seen: the number of the request after them.
+    places: HashMap<u64, usize, FixedState>,
+}
+
+impl Trail {
+    pub(super) fn new() -> Self {
+        Trail {
+            log: vec![Step::default(); LOG],
+            count: 0,
+            follow: None,
+            misses: 0,
+            sited: false,
+            places: HashMap::default(),
+        }
+    }
+
+    /// Writes a request down, and which earlier one it repeats.
+    pub(super) fn expect(&mut self, site: u32, size: u64) -> bool {
+        let found = self.recognise(site, size);
+        if let Some(number) = found {
+            let last = self.count - 1;
+            self.log[last % LOG].back = (last - number) as u32;
+        }
+        found.is_some()
+    }
+
+    /// Where the latest request lay the last time, the time before, and so on.
+    pub(super) fn earlier(&self) -> impl Iterator<Item = Address> + '_ {
+        let mut number = self.count - 1;
+        std::iter::from_fn(move || {
+            let back = self.log[number % LOG].back as usize;
+            number -= back;
+            if back == 0 || !self.knows(number) { None } else { Some(self.log[number % LOG].at) }
+        })
+        .filter(|&at| at != 0)
+    }
+
+    fn recognise(&mut self, site: u32, size: u64) -> Option<usize> {
+        self.sited |= site != 0;
+        self.log[self.count % LOG] = Step { site, size, at: 0, back: 0, died: 0 };
+        self.count += 1;
+        let found = self.find(site, size);
+        match found {
+            Some(number) => {
+                self.misses = 0;
+                self.follow = Some(number + 1);
+            }
+            None => {
+                self.misses += 1;
+                if self.misses > SLIP {
+                    self.follow = None;
+                }
+            }
+        }
+        if self.count >= CONTEXT {
+            let context = self.context();
+            if self.places.len() >= 2 * LOG {
+                self.places.clear();
+            }
+            let seen = self.places.insert(context, self.count);
+            if found.is_none()
+                && let Some(seen) = seen
+                && self.knows(seen - 1)
+            {
+                self.follow = Some(seen);
+                self.misses = 0;
+                return Some(seen - 1);
+            }
+        }
+        found
+    }
+
+    fn knows(&self, number: usize) -> bool {
+        number + 1 < self.count && number + LOG > self.count
+    }
+
+    /// The request with this size at the place that is followed, or a little later.
+    fn find(&self, site: u32, size: u64) -> Option<usize> {
+        let follow = self.follow?;
+        let near = || (follow..follow + SLIP).filter(|&number| self.knows(number));
+        let step = |number: usize| self.log[number % LOG];
+        let same = |&number: &usize| step(number).site == site && step(number).size == size;
+        near().find(same).or_else(|| near().find(|&number| self.sited && step(number).site == site))
+    }
+
+    /// Writes down where the latest request lies; returns the number by which its free is known.
+    pub(super) fn lies(&mut self, at: Address) -> u32 {
+        self.log[(self.count - 1) % LOG].at = at;
+        (self.count - 1) as u32
+    }
+
+    /// Writes a free down.
+    pub(super) fn freed(&mut self, number: u32) {
+        let age = (self.count as u32).wrapping_sub(number) as usize;
+        if (1..LOG).contains(&age) {
+            self.log[(self.count - age) % LOG].died = self.count;
+        }
+    }
+
+    /// The places, with sizes, of the requests that were there at the same time as the latest one's
+    /// forerunners: they will be so again.
+    pub(super) fn rivals(&self) -> impl Iterator<Item = (Address, u64)> + '_ {
+        let mut number = self.count - 1;
+        let mut left = FORERUNNERS;
+        std::iter::from_fn(move || {
+            let back = self.log[number % LOG].back as usize;
+            number = number.wrapping_sub(back);
+            left = left.checked_sub(1)?;
+            if back == 0 || !self.knows(number) { None } else { Some((number, back)) }
+        })
+        .flat_map(move |(forerunner, period)| {
+            let died = self.log[forerunner % LOG].died;
+            let until = if died == 0 { forerunner + period } else { died }.min(self.count - 1);
+            (forerunner.saturating_sub(period)..until).filter_map(move |number| {
+                let step = self.log[number % LOG];
+                let there = step.died > forerunner && number != forerunner && step.at != 0;
+                (there && self.knows(number)).then_some((step.at, step.size))
+            })
+        })
+    }
+
+    /// Whether the same requests stayed: the one before the last is there still.
+    pub(super) fn stays(&self) -> bool {
+        let mut number = self.count - 1;
+        for _ in 0..2 {
+            let back = self.log[number % LOG].back as usize;
+            number = number.wrapping_sub(back);
+            if back == 0 || !self.knows(number) {
+                return false;
+            }
+        }
+        self.log[number % LOG].died == 0
+    }
+
+    fn context(&self) -> u64 {
+        let key = |number: usize| {
+            let Step { site, size, .. } = self.log[number % LOG];
+            if site == 0 || !self.sited { size } else { u64::from(site) }
+        };
+        let keys = (self.count - CONTEXT..self.count).map(key);
+        keys.fold(0, |sum, key| (sum.rotate_left(7) ^ key).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    }
+}
