@@ -266,7 +266,7 @@ fn common(reports: &BTreeMap<i64, Report>) -> Vec<Common> {
             }
         }
     }
-    all.sort_by(|a, b| b.live_bytes.cmp(&a.live_bytes));
+    all.sort_by_key(|one| std::cmp::Reverse(one.live_bytes));
     all
 }
 

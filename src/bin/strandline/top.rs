@@ -118,7 +118,13 @@ fn ask(
             Err(Refused::Lost(..)) if process.lives() => match Client::connect(process) {
                 Ok(again) => client = again,
                 Err(_) => {
-                    let _ = tell.send(News::Ended(format!("the run of process {} is over", process.pid)));
+                    // A process that dies loses its threads first.
+                    let gone = (0..20).any(|_| {
+                        std::thread::sleep(BLINK);
+                        !process.lives()
+                    });
+                    let how = if gone { "ended" } else { "goes on, but its run is over" };
+                    let _ = tell.send(News::Ended(format!("process {} {how}", process.pid)));
                     return;
                 }
             },

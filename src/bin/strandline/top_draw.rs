@@ -204,7 +204,7 @@ fn draw_map(frame: &mut Frame, area: Rect, device: &LiveDevice, look: Look) {
         })
         .collect();
     let idle = device.reserved.saturating_sub(device.allocated);
-    let share = if device.reserved > 0 { idle * 100 / device.reserved } else { 0 };
+    let share = (idle * 100).checked_div(device.reserved).unwrap_or(0);
     let text = format!(
         "map  {} idle ({share} % of reserved), largest hole {}",
         units::bytes(idle as f64),
