@@ -100,7 +100,7 @@ impl Guard {
         stream: Stream,
         stack: StackId,
     ) -> Result<Address, HeapError> {
-        let whole = size.checked_add(REAR).unwrap_or(u64::MAX);
+        let whole = size.saturating_add(REAR);
         let at = {
             let mut books = host.lock();
             let at = books.heap.malloc(whole, stream, Tag(0, 0))?;
