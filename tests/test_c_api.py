@@ -107,7 +107,8 @@ def test_an_example_says_what_fails(tmp_path):
     program = compiled(tmp_path, ROOT / "examples/c/leak.c")
     done = run(tmp_path, program, "cuda", env={"STRANDLINE_LIBCUDA": str(tmp_path / "none.so")})
     assert done.returncode == 1
-    assert done.stderr.startswith("strandline_open failed (-3): No GPU can be used: ")
+    why = "No GPU can be used: NVIDIA's driver (libcuda.so.1) is not here.\n"
+    assert done.stderr.startswith("strandline_open failed (-3): " + why)
 
 
 def test_installed_and_built_through_pkg_config(tmp_path):

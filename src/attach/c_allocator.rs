@@ -202,8 +202,13 @@ fn open(device: c_int, options: Option<&str>) -> Outcome {
     let Some(gpus) = state()?.gpus else {
         return failure(STRANDLINE_EINACTIVE, "Another copy of strandline serves this process.");
     };
-    let count = crate::driver::cuda::CudaDriver::device_count()
-        .map_err(|error| Failure(STRANDLINE_ENOENT, format!("No GPU can be used: {error}.")))?;
+    let count = crate::driver::cuda::CudaDriver::device_count().map_err(|error| {
+        let why = match error {
+            DriverError::Unsupported("libcuda.so.1") => "NVIDIA's driver (libcuda.so.1) is not here".into(),
+            other => crate::driver::cuda::CudaDriver::describe(&other),
+        };
+        Failure(STRANDLINE_ENOENT, format!("No GPU can be used: {why}."))
+    })?;
     if device >= count {
         return failure(
             STRANDLINE_ENOENT,

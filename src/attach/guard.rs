@@ -100,7 +100,7 @@ impl Guard {
         stream: Stream,
         stack: StackId,
     ) -> Result<Address, HeapError> {
-        let whole = size.checked_add(REAR).unwrap_or(u64::MAX);
+        let whole = size.saturating_add(REAR);
         let at = {
             let mut books = host.lock();
             let at = books.heap.malloc(whole, stream, Tag(0, 0))?;
@@ -256,14 +256,14 @@ mod tests {
 
     #[test]
     fn what_is_changed_is_counted_from_the_first() {
-        let mut bytes = [PATTERN; 64];
-        let at = bytes.as_mut_ptr() as u64;
-        assert_eq!(changed(at, 64, PATTERN), None);
+        let mut bytes = vec![PATTERN; 64];
+        let at = |bytes: &[u8]| bytes.as_ptr() as u64;
+        assert_eq!(changed(at(&bytes), 64, PATTERN), None);
         bytes[3] = 0;
         bytes[9] = 1;
-        assert_eq!(changed(at, 64, PATTERN), Some((3, 2)));
-        fill(at, 64, POISON);
-        assert_eq!(changed(at, 64, POISON), None);
+        assert_eq!(changed(at(&bytes), 64, PATTERN), Some((3, 2)));
+        fill(bytes.as_mut_ptr() as u64, 64, POISON);
+        assert_eq!(changed(at(&bytes), 64, POISON), None);
         assert!(f32::from_ne_bytes([POISON; 4]).is_nan() && f64::from_ne_bytes([POISON; 8]).is_nan());
     }
 }

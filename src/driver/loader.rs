@@ -32,11 +32,33 @@ pub fn dlsym() -> Option<Dlsym> {
     Some(unsafe { std::mem::transmute::<usize, Dlsym>(found) })
 }
 
-/// The address of `name` in an open library (a handle of `dlopen`, or `RTLD_NEXT`: after this library).
-pub fn find(library: *mut c_void, name: &CStr) -> Option<*mut c_void> {
-    // SAFETY: the caller's handle; a terminated name.
-    let found = unsafe { dlsym()?(library, name.as_ptr()) };
-    (!found.is_null()).then_some(found)
+/// A place to look in.
+#[derive(Clone, Copy, Debug)]
+pub struct Library(*mut c_void);
+
+impl Library {
+    /// Whatever comes after this library in the global scope.
+    pub const NEXT: Library = Library(libc::RTLD_NEXT);
+
+    /// A library that is loaded already, with its dependencies. The handle is kept for good.
+    pub fn loaded(name: &CStr) -> Option<Library> {
+        // SAFETY: a terminated name; RTLD_NOLOAD only looks.
+        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
+        (!handle.is_null()).then_some(Library(handle))
+    }
+
+    /// # Safety
+    /// `handle` came from `dlopen` and is never closed.
+    pub unsafe fn from_raw(handle: *mut c_void) -> Library {
+        Library(handle)
+    }
+
+    /// The address of `name`.
+    pub fn find(self, name: &CStr) -> Option<*mut c_void> {
+        // SAFETY: an open handle or RTLD_NEXT; a terminated name.
+        let found = unsafe { dlsym()?(self.0, name.as_ptr()) };
+        (!found.is_null()).then_some(found)
+    }
 }
 
 #[cfg(test)]
@@ -45,8 +67,9 @@ mod tests {
 
     #[test]
     fn it_finds_what_is_there() {
-        let library = std::ptr::null_mut();
-        assert!(find(library, c"getpid").is_some());
-        assert!(find(library, c"no_such_function_anywhere").is_none());
+        let libc = Library::loaded(c"libc.so.6").unwrap();
+        assert!(libc.find(c"getpid").is_some() && Library::NEXT.find(c"getpid").is_some());
+        assert!(libc.find(c"no_such_function_anywhere").is_none());
+        assert!(Library::loaded(c"libno_such_library.so").is_none());
     }
 }

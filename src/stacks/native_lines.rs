@@ -86,6 +86,7 @@ mod tests {
             files.iter().any(|file| file.ends_with("native_lines.rs") || file.ends_with("function.rs")),
             "{found:?}"
         );
-        assert_eq!(lines(&path, 1), []);
+        // Functions that the linker dropped lie at 0 in the tables, so not there.
+        assert_eq!(lines(&path, u64::MAX / 2), []);
     }
 }

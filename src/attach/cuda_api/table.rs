@@ -3,10 +3,11 @@
 //! Must not know what is done with a block. tests/test_cuda_names.py compares this list with CUDA's headers.
 //! Invariant: an address that is called as the real function is never ours.
 
-use crate::driver::loader;
+use crate::driver::loader::Library;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::ffi::{CStr, c_int, c_void};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::{driver_calls as driver, lookup, runtime_calls as runtime};
@@ -38,9 +39,9 @@ impl Hook {
         if known != 0 {
             return Some(known);
         }
-        let found = libcuda().and_then(|library| loader::find(library, self.name));
+        let found = libcuda().and_then(|library| library.find(self.name));
         // A program that is linked with libcuda under another file's name.
-        let found = found.or_else(|| loader::find(libc::RTLD_NEXT, self.name))? as usize;
+        let found = found.or_else(|| Library::NEXT.find(self.name))? as usize;
         if found == self.ours() {
             return None;
         }
@@ -106,29 +107,32 @@ pub fn by_request(base: &str, version: c_int, per_thread: bool, answer: usize) -
     named().find(fits).filter(|hook| version <= KNOWN || hook.real().is_none())
 }
 
-/// The driver's library, if it is in the process.
-pub fn libcuda() -> Option<*mut c_void> {
-    static FOUND: AtomicUsize = AtomicUsize::new(0);
-    let known = FOUND.load(Ordering::Relaxed);
-    if known != 0 {
-        return Some(known as *mut c_void);
+/// The driver's library, if it is in the process. It is never unloaded.
+fn libcuda() -> Option<Library> {
+    // Looked for with no lock held: the loader's own may be.
+    static FOUND: OnceLock<Loaded> = OnceLock::new();
+    if let Some(found) = FOUND.get() {
+        return Some(found.0);
     }
-    // SAFETY: RTLD_NOLOAD only looks. The handle is kept: the driver is never unloaded.
-    let found = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
-    if found.is_null() {
-        return None;
-    }
-    FOUND.store(found as usize, Ordering::Relaxed);
+    let found = Library::loaded(c"libcuda.so.1")?;
+    let _ = FOUND.set(Loaded(found));
     Some(found)
 }
+
+struct Loaded(Library);
+
+// SAFETY: a handle of dlopen may be used on every thread.
+unsafe impl Send for Loaded {}
+// SAFETY: as above.
+unsafe impl Sync for Loaded {}
 
 /// The device of the calling thread's context.
 pub fn current_device() -> Option<i32> {
     static REAL: AtomicUsize = AtomicUsize::new(0);
     let mut real = REAL.load(Ordering::Relaxed);
     if real == 0 {
-        let found = libcuda().and_then(|library| loader::find(library, c"cuCtxGetDevice"));
-        real = found.or_else(|| loader::find(libc::RTLD_NEXT, c"cuCtxGetDevice"))? as usize;
+        let found = libcuda().and_then(|library| library.find(c"cuCtxGetDevice"));
+        real = found.or_else(|| Library::NEXT.find(c"cuCtxGetDevice"))? as usize;
         REAL.store(real, Ordering::Relaxed);
     }
     // SAFETY: the driver exports this name with this signature.
@@ -181,10 +185,11 @@ impl RuntimeHook {
             return Some(*known);
         }
         let ours = (self.ours)();
-        let look = |library| loader::find(library, self.name).map(|at| at as usize).filter(|at| *at != ours);
-        let found = match look(libc::RTLD_NEXT) {
+        let look = |library: Library| library.find(self.name).map(|at| at as usize).filter(|at| *at != ours);
+        let found = match look(Library::NEXT) {
             Some(global) if !is_cudart(global) => global,
-            global => object_of(caller).and_then(opened).and_then(look).or(global)?,
+            // For the program itself nothing is found as a library, or the global scope.
+            global => object_of(caller).and_then(Library::loaded).and_then(look).or(global)?,
         };
         self.real.lock().get_or_insert_default().insert(caller, found);
         Some(found)
@@ -205,14 +210,6 @@ fn is_cudart(place: usize) -> bool {
     object_of(place).is_some_and(|object| {
         object.to_bytes().rsplit(|b| *b == b'/').next().is_some_and(|name| name.starts_with(b"libcudart"))
     })
-}
-
-/// A handle of a shared object that is loaded, which stands for it and its dependencies.
-fn opened(object: &CStr) -> Option<*mut c_void> {
-    // SAFETY: RTLD_NOLOAD only looks; for the program itself nothing is found, or the global scope. The
-    // handle is kept, once for each place that calls.
-    let library = unsafe { libc::dlopen(object.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
-    (!library.is_null()).then_some(library)
 }
 
 #[cfg(test)]

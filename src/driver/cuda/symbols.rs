@@ -10,7 +10,8 @@ use cudarc::driver::sys;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
 
-use crate::driver::{DriverError, Result, loader};
+use crate::driver::loader::Library;
+use crate::driver::{DriverError, Result};
 
 /// Result codes of the driver that are treated apart.
 pub mod code {
@@ -153,7 +154,8 @@ pub struct VirtualMemory {
 
 /// Looks a symbol up in an open library.
 fn find(library: *mut c_void, name: &str) -> Option<*mut c_void> {
-    loader::find(library, &CString::new(name).ok()?)
+    // SAFETY: `library` is a handle from dlopen that is never closed.
+    unsafe { Library::from_raw(library) }.find(&CString::new(name).ok()?)
 }
 
 /// Opens the driver library: the copy that the process (torch) already uses, else the system's.
