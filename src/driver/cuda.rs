@@ -40,6 +40,10 @@ const PLAIN_GRANULARITY: u64 = 2 << 20;
 /// What a stream's capture status call answers for the legacy stream while another stream captures.
 const STREAM_CAPTURE_IMPLICIT: i32 = 906;
 
+/// Why a context's event cannot be recorded just now: a stream of it captures.
+const CAPTURE_UNSUPPORTED: i32 = 900;
+const CAPTURE_IMPLICIT: i32 = STREAM_CAPTURE_IMPLICIT;
+
 /// One CUDA device. A clone names the same device, for calls that need no heap's lock.
 #[derive(Clone)]
 pub struct CudaDriver {
@@ -59,6 +63,8 @@ struct Shared {
     events: EventPool,
     journal: Journal,
     own_stream: Mutex<Option<Stream>>,
+    /// Whether events of the whole context can be recorded; taken back at the first refusal.
+    records_context: AtomicBool,
     mappings: Mutex<Mappings>,
 }
 
@@ -107,6 +113,7 @@ impl CudaDriver {
             events: EventPool::new(symbols),
             journal: Journal::default(),
             own_stream: Mutex::new(None),
+            records_context: AtomicBool::new(true),
             mappings: Mutex::new(Mappings {
                 at: BTreeMap::new(),
                 access: vec![peers::read_and_write(context.device())],
@@ -387,18 +394,26 @@ impl Driver for CudaDriver {
     }
 
     fn record_device_event(&self, streams: &[Stream]) -> Result<Event> {
-        let Some(record) = self.shared.symbols.context_record_event else {
+        let record = self.shared.symbols.context_record_event;
+        let Some(record) = record.filter(|_| self.shared.records_context.load(Ordering::Relaxed)) else {
             return self.gather(streams);
         };
         let _entered = self.shared.context.enter()?;
         let event = self.shared.events.take()?;
         // SAFETY: the context is retained for the process's life, the event is live and of this context.
         let result = unsafe { record(self.shared.context.raw(), raw_event(event)) };
-        if let Err(error) = check("cuCtxRecordEvent", result) {
-            self.shared.events.give(event);
-            return Err(error);
+        match check("cuCtxRecordEvent", result) {
+            Ok(()) => Ok(event),
+            Err(error) => {
+                self.shared.events.give(event);
+                if matches!(result, CAPTURE_UNSUPPORTED | CAPTURE_IMPLICIT) || is_gone(&error) {
+                    return Err(error);
+                }
+                // Some contexts cannot do it; then it is not tried again.
+                self.shared.records_context.store(false, Ordering::Relaxed);
+                self.gather(streams)
+            }
         }
-        Ok(event)
     }
 
     fn query_event(&self, event: Event) -> Result<bool> {

@@ -35,6 +35,9 @@ pub struct Config {
     pub slack_hurried: u32,
     /// The same, when the idle pages could be taken only by making the host wait for a stream.
     pub slack_before_wait: u32,
+    /// Thousandths of the device that are left to others in this process (kernels, NCCL, cuBLAS) while idle
+    /// memory can be used instead.
+    pub spared: u32,
     /// The largest single piece of physical memory, in bytes.
     pub largest_handle: u64,
     /// Bytes of addresses that one region of large segments spans; none for four times the device.
@@ -54,6 +57,7 @@ impl Config {
             slack_hurried: 5,
             // A wait stalls the GPU's queue: one in each step of a 20 ms loop cost a quarter of its speed.
             slack_before_wait: 50,
+            spared: 8,
             largest_handle: 32 << 20,
             region: None,
         }
@@ -68,6 +72,7 @@ impl Config {
             slack_moving: 100,
             slack_kept: 100,
             slack_before_wait: 100,
+            spared: 0,
             ..Self::gpu()
         }
     }

@@ -66,7 +66,7 @@ use stream::{Handed, Marks, Pending};
 pub const SMALL_MAX: u64 = 1 << 20;
 /// The smallest fitted block: a table's granule must not hold two starts.
 const FITTED_MIN: u64 = SLAB_MAX + GRAIN;
-/// Pending blocks are looked at once in so many mallocs; and whenever nothing fits.
+/// Pending blocks are looked at once in so many mallocs, at first more often; and whenever nothing fits.
 const POLL: u32 = 16;
 
 /// The caching allocator of one device.
@@ -101,6 +101,10 @@ pub struct Heap<D: Driver> {
     /// Counts frees: the heap's time.
     clock: u64,
     until_poll: u32,
+    /// Mallocs between the next two looks.
+    poll_gap: u32,
+    /// What the driver last said was free, and how much the heap held then.
+    seen: Option<(u64, u64)>,
     /// Requests from this size on are huge; bytes.
     huge_from: u64,
 }
@@ -144,6 +148,8 @@ impl<D: Driver> Heap<D> {
             stats: Ledgers::default(),
             clock: 0,
             until_poll: POLL,
+            poll_gap: POLL,
+            seen: None,
             huge_from: u64::MAX,
         })
     }
@@ -367,7 +373,8 @@ impl<D: Driver> Heap<D> {
     fn poll(&mut self) {
         self.until_poll -= 1;
         if self.until_poll == 0 {
-            self.until_poll = POLL;
+            self.until_poll = self.poll_gap;
+            self.poll_gap = (self.poll_gap * 2).min(POLL);
             self.process_events();
         }
     }

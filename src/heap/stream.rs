@@ -106,6 +106,7 @@ impl<D: Driver> Heap<D> {
     /// Starts the wait of a freed block for the streams that use it.
     pub(super) fn begin_wait(&mut self, handed: Handed) {
         self.pending.blocks += 1;
+        (self.until_poll, self.poll_gap) = (1, 1);
         if self.capturing() || self.record_uses(handed).is_err() {
             self.pending.deferred.push(handed);
         }
