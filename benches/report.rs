@@ -39,7 +39,7 @@ impl Symbols for Lines {
             line: 10 + depth + (stack >> (depth / 3)) % 400,
             function: format!("Class{}.method_{}", depth % 7, (stack >> (depth / 2)) % 50),
             kind: "python".into(),
-            user: depth % 3 == 0,
+            user: depth.is_multiple_of(3),
         };
         (0..30).map(frame).collect()
     }
@@ -60,11 +60,11 @@ fn main() {
         let step = clock.now().step;
         // Mostly small tensors; every third block is freed again, so that there are gaps.
         for _ in 0..BLOCKS * 3 / 2 / u64::from(STEPS) + 1 {
-            let size = if next() % 50 == 0 { 4096 + next() % 65536 } else { 8 + next() % 1024 };
+            let size = if next().is_multiple_of(50) { 4096 + next() % 65536 } else { 8 + next() % 1024 };
             let stack = StackId(1 + (next() % u64::from(SITES)) as u32);
             let at = served.malloc(size, Stream(0), stack, &clock).expect("a block");
             live.push(at);
-            if next() % 3 == 0 {
+            if next().is_multiple_of(3) {
                 let victim = live.swap_remove((next() % live.len() as u64) as usize);
                 served.free(victim, &clock).expect("a block of ours");
             }
