@@ -88,7 +88,7 @@ impl<D: Driver> Heap<D> {
     /// same request lay before, or 0.
     pub(super) fn best_window(&mut self, arena: u16, size: u64, own: Address) -> Option<Window> {
         let steady = self.steadiness();
-        let price = |[least, more]: [u64; 2]| least + (more * steady >> 10);
+        let price = |[least, more]: [u64; 2]| least + ((more * steady) >> 10);
         let mut search = Search {
             size,
             own: (own / PAGE * PAGE, own + size),
