@@ -361,7 +361,7 @@ impl State {
         let ended = self.clock.end_step(self.began.elapsed().as_nanos() as u64);
         let now = self.clock.now();
         let mut waiting = 0;
-        if ended % HOST_EVERY == 0 {
+        if ended.is_multiple_of(HOST_EVERY) {
             self.note_host_memory(ended);
         }
         let mut judge = self.judge.lock();
