@@ -277,6 +277,12 @@ impl<D: Driver> Heap<D> {
         self.stats.reserved_bytes.now()
     }
 
+    /// The most bytes that were handed out at a time since the last call of this function; a reset of the
+    /// peaks does not touch it.
+    pub fn take_recent_peak(&mut self) -> u64 {
+        self.stats.take_recent_peak()
+    }
+
     /// Sets every peak to the present value.
     pub fn reset_peak(&mut self) {
         self.stats.reset_peak();
