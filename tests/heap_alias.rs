@@ -350,7 +350,7 @@ fn a_steady_loop_soon_needs_no_call() {
         };
         for layer in 0..30 {
             let workspace = malloc(heap, (40 + layer) * MIB);
-            live.push(malloc(heap, (10 + odd + layer % 7) * MIB + 4096));
+            live.push(malloc(heap, (10 + odd + layer % 7) * MIB - 4096));
             heap.free(workspace).expect("a live block");
         }
         // The second half goes in the order in which it came: the holes are strewn.
