@@ -350,7 +350,7 @@ fn a_steady_loop_soon_needs_no_call() {
         };
         for layer in 0..30 {
             let workspace = malloc(heap, (40 + layer) * MIB);
-            live.push(malloc(heap, (10 + odd + layer % 7) * MIB - 4096));
+            live.push(malloc(heap, (10 + 2 * (odd + layer % 4)) * MIB - 4096));
             heap.free(workspace).expect("a live block");
         }
         // The second half goes in the order in which it came: the holes are strewn.
@@ -370,7 +370,8 @@ fn a_steady_loop_soon_needs_no_call() {
     assert!(calls[41..].windows(2).filter(|pair| pair[0] == pair[1]).count() >= 12, "{calls:?}");
     let stats = heap.stats();
     let ratio = stats.reserved_bytes.all.peak as f64 / stats.requested_bytes.all.peak as f64;
-    assert!(ratio <= 1.03, "{ratio}");
+    // A job of half a gigabyte: the last page of every block counts.
+    assert!(ratio <= 1.05, "{ratio}");
 }
 
 #[test]

@@ -31,12 +31,18 @@ mod retrace;
 mod segment;
 mod size_class;
 mod slab;
+mod slot;
 mod snapshot;
 mod stats;
 mod stitch;
 mod stream;
 mod trail;
 mod window;
+
+/// What is lock-free is built on these, so that it can be tried out on others.
+mod atomic {
+    pub(super) use std::sync::atomic::{AtomicU64, Ordering};
+}
 
 use hashbrown::HashMap;
 

@@ -99,7 +99,7 @@ impl<D: Driver> Heap<D> {
     /// the same request lay before.
     pub(super) fn best_window(&mut self, arena: u16, size: u64, own: Own) -> Option<Window> {
         let steady = self.steadiness();
-        let price = |[least, more]: [u64; 2]| least + (more * steady >> 10);
+        let price = |[least, more]: [u64; 2]| least + ((more * steady) >> 10);
         let mut search = Search {
             size,
             own: (own.at / PAGE * PAGE, own.at + size),
