@@ -331,7 +331,7 @@ fn a_limit_refuses_and_goes_on() {
 fn blocks_that_overlap_are_noticed() {
     struct Broken;
     impl Subject for Broken {
-        fn malloc(&mut self, _: u64, _: strandline::driver::Stream) -> Result<u64, String> {
+        fn malloc(&mut self, _: u32, _: u64, _: strandline::driver::Stream) -> Result<u64, String> {
             Ok(0x1000)
         }
         fn free(&mut self, _: u64) -> Result<(), String> {

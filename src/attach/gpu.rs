@@ -105,7 +105,12 @@ impl Gpus {
         };
         let driver = CudaDriver::new(device).map_err(|error| failed(&error))?;
         let total = driver.memory_info().map_err(|error| failed(&error))?.total;
-        let config = Config { device: device as u32, limit: self.limit(device, total), ..Config::gpu() };
+        let mut config = Config { device: device as u32, limit: self.limit(device, total), ..Config::gpu() };
+        let (slack, wait) = super::options::slack();
+        config.slack = slack.unwrap_or(config.slack);
+        config.slack_moving = slack.unwrap_or(config.slack_moving);
+        config.slack_kept = slack.unwrap_or(config.slack_kept);
+        config.slack_before_wait = wait.unwrap_or(config.slack_before_wait);
         let heap = Heap::new(driver, config)
             .map_err(|error| Refusal::Failed(format!("strandline cannot use GPU {device}: {error}.")))?;
         let served = place.get_or_init(|| Served::new(device, heap, Some(total)));

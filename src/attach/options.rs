@@ -115,6 +115,14 @@ fn conf(text: &str, wanted: &str) -> Option<String> {
     values.next_back().map(|(_, value)| value.trim().to_owned())
 }
 
+/// `STRANDLINE_CONF=slack:N,slack_before_wait:N`: how far, in thousandths of the peak, a GPU's reserved memory may
+/// rise above it before idle memory is mapped elsewhere, and before the host waits for the GPU to be able to.
+pub fn slack() -> (Option<u32>, Option<u32>) {
+    let text = std::env::var("STRANDLINE_CONF").unwrap_or_default();
+    let number = |key| conf(&text, key).and_then(|value| value.parse().ok());
+    (number("slack"), number("slack_before_wait"))
+}
+
 /// A signal by name or number; 0 for `none`.
 fn signal_number(text: &str) -> Option<i32> {
     let upper = text.to_ascii_uppercase();

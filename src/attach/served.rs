@@ -86,7 +86,7 @@ impl<D: Driver> Served<D> {
     ) -> Result<Address, HeapError> {
         let traced = self.trace_stack(ALLOC_STACKS);
         let mut books = self.books.lock();
-        let at = match books.heap.malloc(size, stream, Tag(0, 0)) {
+        let at = match books.heap.malloc_from(stack.0, size, stream, Tag(0, 0)) {
             Ok(at) => at,
             Err(error) => {
                 books.record(stream, traced, |history| {
@@ -252,8 +252,7 @@ impl<D: Driver> Books<D> {
     /// Now and then, gives memory back that the last steps did not need: a cache over host memory must not
     /// keep from the rest of the job what torch once needed.
     pub fn trim_idle(&mut self, ended: u32, allocated: u64, reserved: u64) {
-        self.recent_peak =
-            self.recent_peak.max(self.heap.stats().allocated_bytes.all.peak.min(reserved)).max(allocated);
+        self.recent_peak = self.recent_peak.max(self.heap.take_recent_peak()).max(allocated);
         if ended % TRIM_EVERY != TRIM_EVERY - 1 {
             return;
         }
@@ -261,5 +260,65 @@ impl<D: Driver> Books<D> {
         if reserved > needed + needed / 4 + TRIM_ROOM {
             self.heap.trim();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::host::BooksDriver;
+    use crate::heap::Config;
+
+    const MIB: u64 = 1 << 20;
+
+    fn served() -> Served<BooksDriver> {
+        let heap = Heap::new(BooksDriver::with_memory(8 << 30), Config::host()).expect("a heap");
+        Served::new(-1, heap, None)
+    }
+
+    /// Steps that each need `peak` bytes for a while, and look for idle memory at their end.
+    fn steps(served: &Served<BooksDriver>, steps: std::ops::Range<u32>, peak: u64) {
+        let clock = Clock::new();
+        for ended in steps {
+            let at = served.malloc(peak, Stream(0), StackId(1), &clock).expect("memory");
+            served.free(at, &clock).expect("a live block");
+            let mut books = served.lock();
+            let (allocated, reserved) = (books.heap.allocated(), books.heap.reserved());
+            books.trim_idle(ended, allocated, reserved);
+        }
+    }
+
+    #[test]
+    fn what_the_last_steps_did_not_need_is_given_back() {
+        let served = served();
+        steps(&served, 0..TRIM_EVERY, 1000 * MIB);
+        assert!(served.lock().heap.reserved() >= 1000 * MIB, "needed all the time");
+        steps(&served, TRIM_EVERY..2 * TRIM_EVERY, 10 * MIB);
+        let reserved = served.lock().heap.reserved();
+        assert!(reserved <= 100 * MIB, "{reserved} bytes are kept for 10 MiB");
+    }
+
+    #[test]
+    fn what_every_step_needs_for_a_while_stays() {
+        let served = served();
+        steps(&served, 0..4 * TRIM_EVERY, 1000 * MIB);
+        let calls = served.lock().heap.stats().work.memory_calls();
+        steps(&served, 4 * TRIM_EVERY..8 * TRIM_EVERY, 1000 * MIB);
+        assert_eq!(served.lock().heap.stats().work.memory_calls(), calls, "nothing went or came");
+    }
+
+    #[test]
+    fn a_users_reset_of_the_peaks_does_not_hide_what_is_needed() {
+        let served = served();
+        let clock = Clock::new();
+        for ended in 0..2 * TRIM_EVERY {
+            let at = served.malloc(1000 * MIB, Stream(0), StackId(1), &clock).expect("memory");
+            served.free(at, &clock).expect("a live block");
+            let mut books = served.lock();
+            books.heap.reset_peak();
+            let (allocated, reserved) = (books.heap.allocated(), books.heap.reserved());
+            books.trim_idle(ended, allocated, reserved);
+        }
+        assert!(served.lock().heap.reserved() >= 1000 * MIB);
     }
 }

@@ -2,27 +2,28 @@
 //!
 //! `free` of a pointer that may be anybody's needs this before it takes any lock. The registry is one
 //! fixed table for the whole process: slots are written under the heaps' locks and read by everyone.
-//! It knows ranges and devices, nothing of blocks. Invariant: a slot's `end` is written last and cleared
-//! first, so a reader never sees a range that is wider than what was registered.
+//! It knows ranges and devices, nothing of blocks. Invariant: what a reader sees in a slot is a range that was
+//! registered there.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
+use super::atomic::AtomicU64;
+use super::slot::RangeSlot;
 use crate::driver::Address;
 
 /// Ranges that can be registered at once; a heap over virtual memory needs a handful.
 const SLOTS: usize = 8192;
 
-struct Slot {
-    base: AtomicU64,
-    /// Exclusive; 0 while the slot is free.
-    end: AtomicU64,
-    device: AtomicU64,
-}
-
-static TABLE: [Slot; SLOTS] =
-    [const { Slot { base: AtomicU64::new(0), end: AtomicU64::new(0), device: AtomicU64::new(0) } }; SLOTS];
+static TABLE: [RangeSlot; SLOTS] = [const {
+    RangeSlot {
+        version: AtomicU64::new(0),
+        base: AtomicU64::new(0),
+        end: AtomicU64::new(0),
+        device: AtomicU64::new(0),
+    }
+}; SLOTS];
 /// Slots at and above this one were never used.
 static USED: AtomicUsize = AtomicUsize::new(0);
 /// Free slots below `USED`, and the right to change the table.
@@ -42,11 +43,7 @@ impl AddressSpace {
     #[inline]
     pub fn device_of(address: Address) -> Option<u32> {
         let used = USED.load(Ordering::Acquire);
-        TABLE[..used].iter().find_map(|slot| {
-            let end = slot.end.load(Ordering::Acquire);
-            let inside = address < end && address >= slot.base.load(Ordering::Relaxed);
-            inside.then(|| slot.device.load(Ordering::Relaxed) as u32)
-        })
+        TABLE[..used].iter().find_map(|slot| slot.holds(address)).map(|device| device as u32)
     }
 
     /// Registers a range; false if the table is full.
@@ -62,10 +59,7 @@ impl AddressSpace {
                 next
             }
         };
-        let slot = &TABLE[index];
-        slot.base.store(base, Ordering::Relaxed);
-        slot.device.store(u64::from(device), Ordering::Relaxed);
-        slot.end.store(base + size, Ordering::Release);
+        TABLE[index].set(base, base + size, u64::from(device));
         USED.fetch_max(index + 1, Ordering::Release);
         true
     }
@@ -77,7 +71,7 @@ impl AddressSpace {
             slot.end.load(Ordering::Relaxed) != 0 && slot.base.load(Ordering::Relaxed) == base
         });
         if let Some(index) = found {
-            TABLE[index].end.store(0, Ordering::Release);
+            TABLE[index].set(0, 0, 0);
             free.push(index);
         }
     }

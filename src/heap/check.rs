@@ -44,7 +44,37 @@ impl<D: Driver> Heap<D> {
         for lane in (0..self.lanes.len()).filter(|&lane| self.lanes[lane].in_use) {
             self.check_lane(lane)?;
         }
+        self.check_shadows()?;
         self.check_sums(&sums)
+    }
+
+    /// A shadow lies where there is no memory, and is named there; nothing else is named.
+    fn check_shadows(&self) -> Result<(), String> {
+        let (mut named, mut shadows_found) = (0, 0);
+        for (id, piece, shadows) in self.space.pieces() {
+            named += (1 + shadows.len() as u64) * (piece.size / PAGE);
+            shadows_found += shadows.len();
+            ensure!(
+                self.aliases || shadows.is_empty(),
+                "handle {id} has shadows on a device without aliases"
+            );
+            for shadow in shadows {
+                for at in (shadow.at..shadow.at + piece.size).step_by(PAGE as usize) {
+                    let found = self.space.shadow_at(shadow.segment, at);
+                    let right = found.is_some_and(|(other, _, found)| (other, found.at) == (id, shadow.at));
+                    ensure!(right, "the shadow of handle {id} at {at:#x} is {found:?}");
+                    let clock = self.space.shadow_page(shadow.segment, at).map(|(_, clock)| clock);
+                    ensure!(clock == Some(shadow.clock), "the shadow's clock at {at:#x} is {clock:?}");
+                    if self.space.segments[shadow.segment as usize].in_use {
+                        let block = self.holder(shadow.segment, at).map(|block| self.blocks[block].state);
+                        ensure!(block == Some(State::Unmapped), "a shadow at {at:#x} lies in {block:?}");
+                    }
+                }
+            }
+        }
+        ensure!(named == self.space.named(), "{named} pages are mapped, not {}", self.space.named());
+        ensure!(shadows_found == self.space.shadows, "{shadows_found} shadows, not {}", self.space.shadows);
+        Ok(())
     }
 
     /// Neighbours are contiguous, joined where they can be, and agree with tables, pages and lists.

@@ -100,7 +100,12 @@ impl<D: Driver> Heap<D> {
         if self.lanes[lane].arenas.iter().any(left) {
             return false;
         }
-        self.hush();
+        let segments = self.lanes[lane].arenas.iter().flat_map(|arena| &arena.segments);
+        let shadowed = segments.into_iter().any(|&segment| self.space.has_shadows(segment));
+        // Later, when what was mapped here can be known to be quiet.
+        if !self.hush() && shadowed {
+            return false;
+        }
         let closed = std::mem::replace(&mut self.lanes[lane], Lane::new(super::Stream(0), 0));
         self.lanes[lane].in_use = false;
         self.lane_of.remove(&(closed.pool, closed.stream));
@@ -108,6 +113,8 @@ impl<D: Driver> Heap<D> {
             let entry = &mut self.space.segments[*segment as usize];
             entry.in_use = false;
             self.blocks.vacate(entry.first);
+            // The clock means nothing to the lane that gets the addresses next.
+            self.space.reset_clocks(*segment);
         }
         true
     }

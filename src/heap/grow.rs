@@ -14,7 +14,7 @@ use super::block::State;
 use super::segment::{PAGE, Piece};
 use super::stats::SMALL;
 use super::stitch::Idle;
-use super::window::Window;
+use super::window::{Own, Window};
 use super::{Address, AddressSpace, Driver, DriverError, Handle, Heap, kind_of, lane_of, part_of};
 
 /// Why an arena could not grow.
@@ -66,17 +66,12 @@ impl<D: Driver> Heap<D> {
         if self.plain {
             return self.grow_plain(arena, size);
         }
-        self.grow_somewhere(arena, size, &[]).map(drop)
+        self.grow_somewhere(arena, size, Own::default()).map(drop)
     }
 
-    /// The same; returns where the request is to lie. `places` are where the same request lay before. Not for
+    /// The same; returns where the request is to lie. `own` tells where the same request lay before. Not for
     /// plain segments.
-    pub(super) fn grow_somewhere(
-        &mut self,
-        arena: u16,
-        size: u64,
-        places: &[Address],
-    ) -> Result<Window, Shortage> {
+    pub(super) fn grow_somewhere(&mut self, arena: u16, size: u64, own: Own) -> Result<Window, Shortage> {
         self.retire_all_empty_slabs();
         self.look();
         self.mark();
@@ -84,7 +79,7 @@ impl<D: Driver> Heap<D> {
         self.begin_survey();
         self.find_wanted(lane_of(arena));
         let mut idle = self.find_idle(Some(lane_of(arena)));
-        let window = match self.best_window(arena, size, places.first().copied().unwrap_or(0)) {
+        let window = match self.best_window(arena, size, own) {
             Some(window) => window,
             None => self.new_segment(arena, size)?,
         };
@@ -181,6 +176,7 @@ impl<D: Driver> Heap<D> {
             return Err(error.into());
         }
         self.space.place(Piece { handle, size, at, segment });
+        self.count_mapped(self.space.segments[segment as usize].arena, segment, size);
         // Memory that just came is as quiet as can be.
         self.occupy(segment, at, size, 0)?;
         Ok(size)

@@ -32,12 +32,18 @@ mod retrace;
 mod segment;
 mod size_class;
 mod slab;
+mod slot;
 mod snapshot;
 mod stats;
 mod stitch;
 mod stream;
 mod trail;
 mod window;
+
+/// What is lock-free is built on these, so that it can be tried out on others.
+mod atomic {
+    pub(super) use std::sync::atomic::{AtomicU64, Ordering};
+}
 
 use hashbrown::HashMap;
 
@@ -200,6 +206,9 @@ impl<D: Driver> Heap<D> {
             Some(rounded) if rounded < 1 << 46 => rounded,
             _ => return Err(self.out_of_memory(size)),
         };
+        if rounded > self.total {
+            return Err(self.out_of_memory(size));
+        }
         let kind = kind_for(rounded, self.huge_from);
         if kind != SMALL && self.lanes[lane].trail.is_some() {
             let request = Request { lane, kind, size: rounded, requested: size, tag };
@@ -285,6 +294,12 @@ impl<D: Driver> Heap<D> {
     #[inline]
     pub fn reserved(&self) -> u64 {
         self.stats.reserved_bytes.now()
+    }
+
+    /// The most bytes that were handed out at a time since the last call of this function; a reset of the
+    /// peaks does not touch it.
+    pub fn take_recent_peak(&mut self) -> u64 {
+        self.stats.take_recent_peak()
     }
 
     /// Sets every peak to the present value.

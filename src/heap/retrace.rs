@@ -11,14 +11,14 @@ use super::arena::{HUGE, HUGE_FROM, KEPT, arena_number};
 use super::block::{Id, NONE, State};
 use super::segment::PAGE;
 use super::trail::Trail;
-use super::window::Window;
+use super::window::{Own, REPLACE, Window};
 use super::{Address, Driver, Heap, HeapError, Tag, lane_of};
 
 /// So many places where a request lay before are tried.
 const PLACES: usize = 4;
 /// Looks at pages that a heap has to spend when it begins to retrace, and that each request earns it.
 pub(super) const PATIENCE: i64 = 1 << 23;
-const EARNED: i64 = 1 << 10;
+const EARNED: i64 = 1 << 13;
 /// The share of strays is counted in this unit, over about so many requests.
 const WHOLE: u64 = 1 << 20;
 const RECENT: u64 = 1 << 8;
@@ -111,7 +111,15 @@ impl<D: Driver> Heap<D> {
         if kind != HUGE || self.patience <= 0 || self.plain {
             return None;
         }
-        let window = self.grow_somewhere(arena_number(lane, kind), size, places).ok()?;
+        // A place that has to be mended again and again is given up for a new one.
+        let paid = self.lanes[lane].trail.as_ref().map_or(0, |trail| trail.paid());
+        let own = Own { at: places.first().copied().unwrap_or(0), paid };
+        let replaced = self.stats.work.unmaps;
+        let window = self.grow_somewhere(arena_number(lane, kind), size, own).ok()?;
+        let replaced = self.stats.work.unmaps - replaced;
+        if let Some(trail) = &mut self.lanes[lane].trail {
+            trail.pay(if replaced > 0 { paid + replaced * REPLACE } else { 0 });
+        }
         self.cut_out(window.segment, window.from).filter(|&id| self.blocks[id].size >= size)
     }
 

@@ -450,6 +450,18 @@ impl Space {
         self.name(segment, at, size, id + 1);
     }
 
+    /// Whether a handle has a shadow in a segment.
+    pub(super) fn has_shadows(&self, segment: u16) -> bool {
+        self.pieces().any(|(_, _, shadows)| shadows.iter().any(|shadow| shadow.segment == segment))
+    }
+
+    /// Notes that every shadow in a segment is quiet.
+    pub(super) fn reset_clocks(&mut self, segment: u16) {
+        let shadows = self.handles.iter_mut().flatten().flat_map(|held| &mut held.shadows);
+        shadows.filter(|shadow| shadow.segment == segment).for_each(|shadow| shadow.clock = 0);
+        self.segments[segment as usize].clocks.fill(0);
+    }
+
     /// Writes down that a shadow is mapped no more.
     pub(super) fn fade(&mut self, id: HandleId, shadow: Shadow) {
         let Some(held) = &mut self.handles[id as usize] else { return };
@@ -457,6 +469,14 @@ impl Space {
         held.shadows.retain(|other| (other.segment, other.at) != (shadow.segment, shadow.at));
         self.shadows -= 1;
         self.name(shadow.segment, shadow.at, size, 0);
+    }
+
+    /// Pages where something is mapped. Takes time in proportion to the addresses in use.
+    pub(super) fn named(&self) -> u64 {
+        let pages = |segment: &Segment| {
+            segment.pages[..(segment.used / PAGE) as usize].iter().filter(|&&id| id != 0).count() as u64
+        };
+        self.segments.iter().filter(|segment| !segment.plain).map(pages).sum()
     }
 
     /// Every handle with its shadows.

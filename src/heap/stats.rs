@@ -145,6 +145,8 @@ pub(super) struct Ledgers {
     pub work: DriverWork,
     /// The most active bytes before the peaks were reset.
     before_reset: u64,
+    /// The most allocated bytes since somebody last asked for it.
+    recent_allocated: u64,
 }
 
 impl Ledgers {
@@ -156,6 +158,7 @@ impl Ledgers {
         self.active.add(part, 1);
         self.active_bytes.add(part, size);
         self.requested_bytes.add(part, requested);
+        self.recent_allocated = self.recent_allocated.max(self.allocated_bytes.now());
     }
 
     /// A block was freed by its user.
@@ -190,6 +193,11 @@ impl Ledgers {
     /// The most active bytes ever, whatever was reset.
     pub(super) fn highest_active(&self) -> u64 {
         self.active_bytes.peak().max(self.before_reset)
+    }
+
+    /// The most allocated bytes since the last call, whatever was reset.
+    pub(super) fn take_recent_peak(&mut self) -> u64 {
+        std::mem::replace(&mut self.recent_allocated, self.allocated_bytes.now())
     }
 
     pub(super) fn reset_peak(&mut self) {

@@ -186,7 +186,10 @@ impl<D: Driver> Heap<D> {
         self.space.note_idle(id, 0);
         self.space.shift(id, segment, at, clock);
         let arena = self.space.segments[segment as usize].arena;
-        self.uncount_mapped(left.0, left.1, size);
+        if left.1 != segment {
+            self.uncount_mapped(left.0, left.1, size);
+            self.count_mapped(arena, segment, size);
+        }
         // What stays with its stream is as quiet as it was; what comes from another stream is quiet.
         let same = lane_of(left.0) == lane_of(arena);
         self.occupy(segment, at, size, if same { clock } else { 0 })
@@ -234,7 +237,6 @@ impl<D: Driver> Heap<D> {
             let rest = self.blocks.split(middle, size);
             list.add_unmapped(&mut self.blocks, rest);
         }
-        self.count_mapped(arena, segment, size);
         self.release_range(middle, clock);
         Ok(())
     }

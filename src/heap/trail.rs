@@ -30,6 +30,8 @@ struct Step {
     back: u32,
     /// How many requests there had been when it was freed; 0 while it is not.
     died: usize,
+    /// What was paid to mend its place since it got a new one, in microseconds.
+    paid: u32,
 }
 
 /// The log of a lane's requests.
@@ -64,6 +66,7 @@ impl Trail {
         if let Some(number) = found {
             let last = self.count - 1;
             self.log[last % LOG].back = (last - number) as u32;
+            self.log[last % LOG].paid = self.log[number % LOG].paid;
         }
         found.is_some()
     }
@@ -81,7 +84,7 @@ impl Trail {
 
     fn recognise(&mut self, site: u32, size: u64) -> Option<usize> {
         self.sited |= site != 0;
-        self.log[self.count % LOG] = Step { site, size, at: 0, back: 0, died: 0 };
+        self.log[self.count % LOG] = Step { site, size, at: 0, back: 0, died: 0, paid: 0 };
         self.count += 1;
         let found = self.find(site, size);
         match found {
@@ -133,6 +136,16 @@ impl Trail {
         (self.count - 1) as u32
     }
 
+    /// What was paid to mend the latest request's place since it got a new one.
+    pub(super) fn paid(&self) -> u64 {
+        u64::from(self.log[(self.count - 1) % LOG].paid)
+    }
+
+    /// Writes down what had to be paid in all.
+    pub(super) fn pay(&mut self, paid: u64) {
+        self.log[(self.count - 1) % LOG].paid = paid.try_into().unwrap_or(u32::MAX);
+    }
+
     /// Writes a free down.
     pub(super) fn freed(&mut self, number: u32) {
         let age = (self.count as u32).wrapping_sub(number) as usize;
@@ -144,7 +157,7 @@ impl Trail {
     /// The places, with sizes, of the requests that were there at the same time as the latest one's
     /// forerunners: they will be so again.
     pub(super) fn rivals(&self) -> impl Iterator<Item = (Address, u64)> + '_ {
-        let mut number = self.count - 1;
+        let mut number = self.count.saturating_sub(1);
         let mut left = FORERUNNERS;
         std::iter::from_fn(move || {
             let back = self.log[number % LOG].back as usize;
@@ -154,7 +167,7 @@ impl Trail {
         })
         .flat_map(move |(forerunner, period)| {
             let died = self.log[forerunner % LOG].died;
-            let until = if died == 0 { forerunner + period } else { died }.min(self.count - 1);
+            let until = if died == 0 { forerunner + period } else { died }.min(self.count.saturating_sub(1));
             (forerunner.saturating_sub(period)..until).filter_map(move |number| {
                 let step = self.log[number % LOG];
                 let there = step.died > forerunner && number != forerunner && step.at != 0;
@@ -183,5 +196,120 @@ impl Trail {
         };
         let keys = (self.count - CONTEXT..self.count).map(key);
         keys.fold(0, |sum, key| (sum.rotate_left(7) ^ key).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STEP: [u64; 12] = [7, 3, 9, 3, 3, 8, 1, 2, 6, 5, 5, 4];
+
+    /// One step: every request is given an address of its own; how many knew where they lay before.
+    fn step(trail: &mut Trail, round: u64, site: impl Fn(usize) -> u32) -> usize {
+        let mut known = 0;
+        for (place, &size) in STEP.iter().enumerate() {
+            trail.expect(site(place), size + if site(place) > 0 { round } else { 0 });
+            let before = (round - 1) * 100 + place as u64 + 1;
+            known += usize::from(round > 1 && trail.earlier().next() == Some(before));
+            let number = trail.lies(round * 100 + place as u64 + 1);
+            trail.freed(number);
+        }
+        known
+    }
+
+    #[test]
+    fn a_repeated_step_is_recognised_by_sizes() {
+        let mut trail = Trail::new();
+        step(&mut trail, 1, |_| 0);
+        assert!(step(&mut trail, 2, |_| 0) >= STEP.len() - CONTEXT, "the first requests tell the place");
+        assert_eq!(step(&mut trail, 3, |_| 0), STEP.len());
+    }
+
+    #[test]
+    fn sites_tell_a_step_whose_sizes_change() {
+        let mut trail = Trail::new();
+        for round in 1..3 {
+            step(&mut trail, round, |place| place as u32 + 1);
+        }
+        assert_eq!(step(&mut trail, 3, |place| place as u32 + 1), STEP.len());
+    }
+
+    #[test]
+    fn an_extra_or_a_missing_request_does_not_lose_the_place() {
+        let mut trail = Trail::new();
+        (1..4).for_each(|round| _ = step(&mut trail, round, |_| 0));
+        trail.expect(0, 999);
+        trail.lies(1);
+        assert_eq!(step(&mut trail, 4, |_| 0), STEP.len());
+        // The first is missing.
+        for (place, &size) in STEP.iter().enumerate().skip(1) {
+            trail.expect(0, size);
+            assert_eq!(trail.earlier().next(), Some(401 + place as u64), "{place}");
+            trail.lies(501 + place as u64);
+        }
+    }
+
+    #[test]
+    fn what_stays_twice_is_expected_to_stay() {
+        let mut trail = Trail::new();
+        for round in 0..4 {
+            let mut number = 0;
+            for (place, size) in (1..20).enumerate() {
+                trail.expect(0, size);
+                let stays = trail.stays();
+                assert_eq!(stays, round >= 3 && place == 5, "round {round}, request {place}");
+                let this = trail.lies(1 + size);
+                // The sixth is never freed, the seventh when it comes again.
+                match place {
+                    5 => {}
+                    6 => number = this,
+                    _ => trail.freed(this),
+                }
+            }
+            trail.freed(number);
+        }
+    }
+
+    #[test]
+    fn rivals_are_those_that_were_there_at_the_same_time() {
+        let mut trail = Trail::new();
+        for _ in 0..3 {
+            // The first lives through the second and the third, which do not meet.
+            let mut numbers = Vec::new();
+            for size in 1..=10u64 {
+                trail.expect(0, size);
+                let number = trail.lies(size * 1000);
+                if size == 1 { numbers.push(number) } else { trail.freed(number) }
+            }
+            numbers.into_iter().for_each(|number| trail.freed(number));
+        }
+        trail.expect(0, 1);
+        trail.expect(0, 2);
+        let rivals: Vec<u64> = trail.rivals().map(|(at, _)| at).collect();
+        assert!(rivals.contains(&1000) && !rivals.contains(&3000), "{rivals:?}");
+    }
+
+    #[test]
+    fn a_trail_without_requests_knows_nothing() {
+        let trail = Trail::new();
+        assert_eq!((trail.rivals().count(), trail.count), (0, 0));
+    }
+
+    #[test]
+    fn the_log_wraps_without_harm() {
+        let mut trail = Trail::new();
+        let first = {
+            trail.expect(0, 1);
+            trail.lies(8)
+        };
+        for size in 0..3 * LOG as u64 {
+            trail.expect((size % 5) as u32, size);
+            let number = trail.lies(8 + size);
+            trail.rivals().take(4).for_each(drop);
+            trail.freed(number);
+        }
+        trail.freed(first);
+        assert!(!trail.stays());
     }
 }

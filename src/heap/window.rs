@@ -35,12 +35,15 @@ const MOST_LOOKS: i64 = 1 << 17;
 
 /// What it costs to map a handle, and to unmap another before: microseconds on an H200.
 const MAP: u64 = 37;
-const REPLACE: u64 = 57;
+pub(super) const REPLACE: u64 = 57;
 /// What it costs on top to replace a mapping that a rival may still want: in a job that never repeats itself,
 /// and how much more in one that always does.
 const ROBBED: [u64; 2] = [0, 50];
 /// The same for a page that a rival wants.
-const WANTED: [u64; 2] = [10, 25];
+const WANTED: [u64; 2] = [5, 30];
+
+/// A place is mended until that has cost so many times what a new one would.
+const MENDED: u64 = 3;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Page {
@@ -56,6 +59,13 @@ enum Page {
     Barred,
 }
 
+/// Where the same request lay before, or 0, and what was paid so far to mend that place.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Own {
+    pub at: Address,
+    pub paid: u64,
+}
+
 /// What pages cost.
 #[derive(Clone, Copy)]
 struct Prices {
@@ -68,6 +78,7 @@ struct Search {
     size: u64,
     /// The pages where the same request lay before.
     own: (Address, Address),
+    paid: u64,
     prices: Prices,
     /// What it costs, the room of its chain, and the window itself.
     best: Option<(u64, u64, Window)>,
@@ -79,19 +90,20 @@ struct Chain {
     segment: u16,
     from: Address,
     to: Address,
-    /// Before every page: the cost so far, and how many are barred.
-    sums: Vec<(u64, u64)>,
+    /// Before every page: the cost so far, how many are barred, and how many stale.
+    sums: Vec<(u64, u64, u64)>,
 }
 
 impl<D: Driver> Heap<D> {
-    /// The window of the arena that costs least; of equals the one in the smallest chain. `own` is where the
-    /// same request lay before, or 0.
-    pub(super) fn best_window(&mut self, arena: u16, size: u64, own: Address) -> Option<Window> {
+    /// The window of the arena that costs least; of equals the one in the smallest chain. `own` tells where
+    /// the same request lay before.
+    pub(super) fn best_window(&mut self, arena: u16, size: u64, own: Own) -> Option<Window> {
         let steady = self.steadiness();
         let price = |[least, more]: [u64; 2]| least + ((more * steady) >> 10);
         let mut search = Search {
             size,
-            own: (own / PAGE * PAGE, own + size),
+            own: (own.at / PAGE * PAGE, own.at + size),
+            paid: own.paid,
             prices: Prices { wanted: price(WANTED), robbed: price(ROBBED) },
             best: None,
             looks: 0,
@@ -146,7 +158,7 @@ impl<D: Driver> Heap<D> {
         // Behind the last mapping everything is empty: as much as the request takes is enough.
         let enough = search.size.next_multiple_of(PAGE) + PAGE;
         let highest = self.space.highest(segment);
-        let mut chain = Chain { segment, from, to: from, sums: vec![(0, 0)] };
+        let mut chain = Chain { segment, from, to: from, sums: vec![(0, 0, 0)] };
         let (mut page, mut at) = (from / PAGE * PAGE, first);
         while self.is_open(at) {
             let block = &self.blocks[at];
@@ -154,7 +166,7 @@ impl<D: Driver> Heap<D> {
             let end = block.end();
             chain.to = if unmapped { end.min(highest.max(block.addr) + enough) } else { end };
             while page < chain.to {
-                let (cost, barred) = chain.sums[chain.sums.len() - 1];
+                let (cost, barred, stale) = chain.sums[chain.sums.len() - 1];
                 let kind = self.page_kind(segment, page, unmapped);
                 let more = match kind {
                     Page::Present { wanted: true } | Page::Shadow { wanted: true } => search.prices.wanted,
@@ -163,7 +175,9 @@ impl<D: Driver> Heap<D> {
                     Page::Stale if (search.own.0..search.own.1).contains(&page) => REPLACE,
                     Page::Stale => REPLACE + search.prices.robbed,
                 };
-                chain.sums.push((cost + more, barred + u64::from(kind == Page::Barred)));
+                let (barred, stale) =
+                    (barred + u64::from(kind == Page::Barred), stale + u64::from(kind == Page::Stale));
+                chain.sums.push((cost + more, barred, stale));
                 page += PAGE;
             }
             if chain.to < end {
@@ -184,7 +198,8 @@ impl<D: Driver> Heap<D> {
             let Some(to) = from.checked_add(search.size).filter(|&to| to <= chain.to) else { return };
             let last = (to - start).div_ceil(PAGE);
             let (before, after) = (chain.sums[page as usize], chain.sums[last as usize]);
-            let cost = after.0 - before.0;
+            let mended = if after.2 > before.2 { search.paid / MENDED } else { 0 };
+            let cost = after.0 - before.0 + mended;
             let better =
                 |cost: u64| search.best.is_none_or(|(least, small, _)| (cost, room) < (least, small));
             if after.1 > before.1 || !better(cost) {

@@ -163,7 +163,7 @@ impl<'r, S: Subject> Player<'r, S> {
             self.free_requested(address, false, watch)?;
             self.free_completed(address);
         }
-        let at = match self.subject.malloc(requested, Stream(stream)) {
+        let at = match self.subject.malloc(stack, requested, Stream(stream)) {
             Ok(at) => {
                 self.occupy(at, requested.max(1))?;
                 Some(at)

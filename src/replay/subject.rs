@@ -23,8 +23,8 @@ pub struct Figures {
 
 /// What a recording is replayed through.
 pub trait Subject {
-    /// Hands out `size` bytes; why not, if it cannot.
-    fn malloc(&mut self, size: u64, stream: Stream) -> Result<Address, String>;
+    /// Hands out `size` bytes to a place in the program (0 is not known); why not, if it cannot.
+    fn malloc(&mut self, site: u32, size: u64, stream: Stream) -> Result<Address, String>;
     /// Takes a block back that nothing works on any more but its own stream.
     fn free(&mut self, at: Address) -> Result<(), String>;
     /// Takes a block back on which another stream still works; returns the name of that work.
@@ -60,8 +60,8 @@ impl StrandlineHeap {
 }
 
 impl Subject for StrandlineHeap {
-    fn malloc(&mut self, size: u64, stream: Stream) -> Result<Address, String> {
-        self.heap.malloc(size, stream, Tag::default()).map_err(|error| error.to_string())
+    fn malloc(&mut self, site: u32, size: u64, stream: Stream) -> Result<Address, String> {
+        self.heap.malloc_from(site, size, stream, Tag::default()).map_err(|error| error.to_string())
     }
 
     fn free(&mut self, at: Address) -> Result<(), String> {
