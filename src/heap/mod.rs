@@ -106,6 +106,8 @@ pub struct Heap<D: Driver> {
     until_poll: u32,
     /// Requests from this size on are huge; bytes.
     huge_from: u64,
+    /// Before so many bytes were moved, no lane gets a trail again.
+    retrace_from: u64,
 }
 
 impl<D: Driver> Heap<D> {
@@ -147,6 +149,7 @@ impl<D: Driver> Heap<D> {
             clock: 0,
             until_poll: POLL,
             huge_from: u64::MAX,
+            retrace_from: 0,
         })
     }
 
