@@ -252,7 +252,7 @@ impl Job {
             self.live.extend(kept);
             workspace.into_iter().for_each(|live| self.free(live));
         }
-        if step % 3 == 0 {
+        if step.is_multiple_of(3) {
             let stays = self.malloc(300, 5 * MIB + 3 * 512, stream);
             self.kept.extend(stays);
         }

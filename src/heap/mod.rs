@@ -113,6 +113,8 @@ pub struct Heap<D: Driver> {
     seen: Option<(u64, u64)>,
     /// Requests from this size on are huge; bytes.
     huge_from: u64,
+    /// Before so many bytes were moved, no lane gets a trail again.
+    retrace_from: u64,
 }
 
 impl<D: Driver> Heap<D> {
@@ -157,6 +159,7 @@ impl<D: Driver> Heap<D> {
             poll_gap: POLL,
             seen: None,
             huge_from: u64::MAX,
+            retrace_from: 0,
         })
     }
 

@@ -16,12 +16,17 @@ use super::{Address, Driver, Heap, HeapError, Tag, lane_of};
 
 /// So many places where a request lay before are tried.
 const PLACES: usize = 4;
-/// Looks at pages that a heap has to spend when it begins to retrace, and that each request earns it.
-pub(super) const PATIENCE: i64 = 1 << 23;
-const EARNED: i64 = 1 << 13;
+/// Looks at pages that a heap has to spend when it begins to retrace, and that each request earns it: in a job
+/// that never repeats itself, and how many more in one that always does. A look takes a nanosecond or two.
+pub(super) const PATIENCE: i64 = 1 << 22;
+const EARNED: [i64; 2] = [1 << 6, 1 << 13];
 /// The share of strays is counted in this unit, over about so many requests.
 const WHOLE: u64 = 1 << 20;
 const RECENT: u64 = 1 << 8;
+
+/// So many moves, and one more in so many requests, are few.
+const FEW_MOVES: u64 = 64;
+const REQUESTS_PER_MOVE: u64 = 1024;
 
 /// A request on a lane with a trail.
 pub(super) struct Request {
@@ -39,12 +44,31 @@ impl<D: Driver> Heap<D> {
         self.huge_from != u64::MAX
     }
 
-    /// Gives a lane a trail, once as much memory was moved as there is. Many jobs need a few moves while they
-    /// warm up and none after: best fit serves them well.
+    /// Gives a lane a trail, once as much memory was moved as there is, and often. Many jobs need a few moves
+    /// while they warm up and few after: best fit serves them well.
     pub(super) fn retrace_if_due(&mut self, lane: usize) {
-        if self.stats.work.stitched_bytes >= self.space.physical && self.lanes[lane].pool == 0 {
+        let work = &self.stats.work;
+        let often = work.stitched > FEW_MOVES + self.clock / REQUESTS_PER_MOVE;
+        if often
+            && work.stitched_bytes >= self.space.physical + self.retrace_from
+            && self.lanes[lane].pool == 0
+        {
             self.huge_from = HUGE_FROM;
             self.lanes[lane].trail.get_or_insert_with(|| Box::new(Trail::new()));
+        }
+    }
+
+    /// Where nothing ever repeats itself, a trail leads nowhere: it is left, for longer each time.
+    fn leave_trail_if_lost(&mut self, lane: usize) {
+        let leads = self.steadiness() > 0;
+        if !self.lanes[lane].trail.as_mut().is_some_and(|trail| trail.is_lost(leads)) {
+            return;
+        }
+        self.lanes[lane].trail = None;
+        if self.lanes.iter().all(|lane| lane.trail.is_none()) {
+            self.huge_from = u64::MAX;
+            self.strays = 0;
+            self.retrace_from = self.stats.work.stitched_bytes.saturating_mul(4);
         }
     }
 
@@ -56,7 +80,9 @@ impl<D: Driver> Heap<D> {
     #[cold]
     pub(super) fn malloc_retraced(&mut self, request: &Request, site: u32) -> Result<Address, HeapError> {
         let &Request { lane, kind, size, requested, tag } = request;
-        self.patience = (self.patience + EARNED).min(PATIENCE);
+        // Where nothing repeats itself, searching finds nothing that lasts.
+        let earned = EARNED[0] + ((EARNED[1] * self.steadiness() as i64) >> 10);
+        self.patience = (self.patience + earned).min(PATIENCE);
         let mut places = [0; PLACES];
         let (mut count, mut stays) = (0, false);
         if let Some(trail) = &mut self.lanes[lane].trail {
@@ -87,6 +113,7 @@ impl<D: Driver> Heap<D> {
         {
             self.blocks[id].a = trail.lies(at);
         }
+        self.leave_trail_if_lost(lane);
         Ok(at)
     }
 

@@ -42,6 +42,8 @@ pub(super) struct Trail {
     /// The number of the request that is expected next; none where the place is lost.
     follow: Option<usize>,
     misses: usize,
+    /// How many requests there had been when it last led anywhere.
+    led: usize,
     /// Sites are known.
     sited: bool,
     /// Where the latest requests of a context were last seen: the number of the request after them.
@@ -55,6 +57,7 @@ impl Trail {
             count: 0,
             follow: None,
             misses: 0,
+            led: 0,
             sited: false,
             places: HashMap::default(),
         }
@@ -128,6 +131,14 @@ impl Trail {
         let step = |number: usize| self.log[number % LOG];
         let same = |&number: &usize| step(number).site == site && step(number).size == size;
         near().find(same).or_else(|| near().find(|&number| self.sited && step(number).site == site))
+    }
+
+    /// Notes whether it leads anywhere; whether it has not for long.
+    pub(super) fn is_lost(&mut self, leads: bool) -> bool {
+        if leads {
+            self.led = self.count;
+        }
+        self.count - self.led >= LOG / 2
     }
 
     /// Writes down where the latest request lies; returns the number by which its free is known.

@@ -26,6 +26,8 @@ pub struct DeviceOutcome {
     pub recorded_us: f64,
     pub figures: Figures,
     pub tally: Tally,
+    /// Memory calls of the driver per step, in the last third of the steps.
+    pub late_calls: f64,
     pub out_of_memory: Vec<OutOfMemory>,
     pub refused: Option<Refused>,
     pub refusals: u64,
@@ -84,6 +86,9 @@ pub fn replay<S: Subject>(
         runs.push((player, books, start, recorded));
     }
     let (mut done, mut epochs) = (0, steps.epochs.iter().peekable());
+    let third = steps.count() - steps.count() / 3;
+    // Calls before the last third of the steps, and before what comes after the last step.
+    let mut calls = vec![(0, 0); runs.len()];
     for step in 0..=steps.count() {
         while epochs.next_if(|begun| **begun <= step).is_some() {
             clock.begin_epoch();
@@ -93,6 +98,13 @@ pub fn replay<S: Subject>(
             let end = steps.ends[at].get(step).copied().unwrap_or(usize::MAX);
             books.now = clock.now();
             player.until(end, step, books)?;
+            let so_far = player.subject().tally().memory_calls();
+            if step < third {
+                calls[at].0 = so_far;
+            }
+            if step < steps.count() {
+                calls[at].1 = so_far;
+            }
             done += end.min(recording.devices[at].events.len()).saturating_sub(from) as u64;
         }
         progress(done);
@@ -112,7 +124,7 @@ pub fn replay<S: Subject>(
     }
     judge.finish();
     let (mut devices, mut parts) = (Vec::new(), Vec::new());
-    for (player, books, start, recorded) in runs {
+    for ((player, books, start, recorded), calls) in runs.into_iter().zip(calls) {
         let view = DeviceView::of(&books.accounts, &judge.wanted(books.accounts.device()));
         parts.push(DevicePart { view, stats: stats(&recorded) });
         devices.push(DeviceOutcome {
@@ -122,6 +134,7 @@ pub fn replay<S: Subject>(
             recorded_us: player.recorded_us(),
             figures: player.subject().figures(),
             tally: player.subject().tally(),
+            late_calls: calls.1.saturating_sub(calls.0) as f64 / (steps.count() - third).max(1) as f64,
             out_of_memory: player.out_of_memory,
             refused: player.refused,
             refusals: player.refusals,

@@ -82,6 +82,7 @@ fn figures_json(devices: &[DeviceOutcome]) -> Value {
         "allocations": sums.of(|d| d.recorded.allocations),
         "driver_calls": sums.of(|d| d.tally.memory_calls()),
         "driver_us": sums.us(|d| d.tally.microseconds),
+        "late_driver_calls_per_step": sums.us(|d| d.late_calls),
         "recorded_driver_calls": sums.of(|d| d.recorded.driver_calls),
         "recorded_driver_us": sums.us(|d| d.recorded_us),
         "refusals": sums.of(|d| d.refusals),
