@@ -89,8 +89,11 @@ impl Options {
                 Some(("focus", library)) if !library.is_empty() => {
                     options.focus.get_or_insert_with(|| library.to_owned());
                 }
+                Some(("openmetrics" | "serve_cuda", value)) if !value.is_empty() => {}
+                Some(("slack" | "slack_before_wait", value)) if value.parse::<u32>().is_ok() => {}
                 _ => wrong.push(format!(
-                    "STRANDLINE_CONF: '{}' is not understood; the keys are: focus:LIBRARY",
+                    "STRANDLINE_CONF: '{}' is not understood; the keys are: focus:LIBRARY, openmetrics:FILE, \
+                     serve_cuda:1, slack:THOUSANDTHS, slack_before_wait:THOUSANDTHS",
                     pair.trim()
                 )),
             }
@@ -186,6 +189,13 @@ mod tests {
         assert_eq!(conf("openmetrics:", "openmetrics"), None);
         let (options, wrong) = read(&[("STRANDLINE_CONF", "openmetrics:m.prom")]);
         assert_eq!((options.openmetrics, wrong.len()), (Some(PathBuf::from("m.prom")), 0));
+    }
+
+    #[test]
+    fn every_key_of_conf_is_known() {
+        let all = "focus:x,openmetrics:m,serve_cuda:1,slack:10,slack_before_wait:1000";
+        assert_eq!(read(&[("STRANDLINE_CONF", all)]).1, Vec::<String>::new());
+        assert_eq!(read(&[("STRANDLINE_CONF", "slack:much,sarve_cuda:1")]).1.len(), 2);
     }
 
     #[test]

@@ -9,7 +9,7 @@ const TAG: Tag = Tag(7, 9);
 
 fn heap(memory: u64) -> (BooksDriver, Heap<BooksDriver>) {
     let driver = BooksDriver::with_memory(memory);
-    let heap = Heap::new(driver.clone(), Config::gpu()).unwrap();
+    let heap = Heap::new(driver.clone(), Config::lean()).unwrap();
     (driver, heap)
 }
 
@@ -160,7 +160,7 @@ fn pages_stay_where_they_are_while_any_stream_works() {
 #[test]
 fn lent_memory_returns_after_the_borrower() {
     let driver = BooksDriver::with_memory(100 * MIB);
-    let config = Config { slack_before_wait: u32::MAX, ..Config::gpu() };
+    let config = Config { slack_before_wait: u32::MAX, ..Config::lean() };
     let mut heap = Heap::new(driver.clone(), config).unwrap();
     let (a, b) = (Stream(1), Stream(2));
     let block = heap.malloc(90 * MIB, a, TAG).unwrap();
@@ -272,7 +272,7 @@ fn a_mem_pool_in_eager_mode_still_waits_for_events() {
 fn without_virtual_memory_segments_are_plain() {
     let options = Options { memory: 1 << 30, virtual_memory: false, ..Options::default() };
     let driver = BooksDriver::new(options);
-    let mut heap = Heap::new(driver.clone(), Config::gpu()).unwrap();
+    let mut heap = Heap::new(driver.clone(), Config::lean()).unwrap();
     let blocks: Vec<Address> =
         [600, 70_000, 3 * MIB, 30 * MIB].iter().map(|&size| heap.malloc(size, S0, TAG).unwrap()).collect();
     sound(&heap);
