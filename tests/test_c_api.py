@@ -66,7 +66,7 @@ def test_a_leaking_loop_is_found_with_its_function(tmp_path, language):
     # Said while it ran, and where the report is.
     assert "LEAK  per-iteration  +256.0 KiB/step" in done.stderr
     assert "leak.c:35 in make_result > leak.c:" in done.stderr and "Python" not in done.stderr
-    assert "report.json" in done.stderr
+    assert "report.html" in done.stderr
 
 
 @pytest.mark.parametrize("how", [("-O2",), ("-O2", "-no-pie")])
