@@ -84,7 +84,7 @@ for epoch in range(12):
 def test_the_last_line_names_the_report_as_one_types_it(jobs, python):
     done = jobs.run(python, jobs.script(HEAD + "for _ in range(12): update()"), out="here")
     last = done.err.strip().splitlines()[-1]
-    assert re.search(r"report: here/rank0-\d+/report\.json$", last), last
+    assert re.search(r"report: here/rank0-\d+/report\.html$", last), last
 
 
 def test_tables_of_phases_and_of_the_run(jobs, python):
