@@ -298,10 +298,10 @@ impl Service for Gpus {
     fn begin_pool(&self, device: i32, pool: PoolId, filter: Filter) -> bool {
         let Ok(served) = self.device(device) else { return false };
         let mut books = served.lock();
-        let capture = books.heap.driver().capture_probe();
+        let driver = books.heap.driver().clone();
         // torch's filter of a graph throws where the stream cannot be asked, which must not happen under the
         // lock: such a stream is not of the pool, and torch's next call on it says what is wrong with it.
-        let filter = Box::new(move |stream| capture.can_be_asked(stream) && filter.accepts(stream));
+        let filter = Box::new(move |stream| driver.can_ask_of_capture(stream) && filter.accepts(stream));
         match books.heap.begin_pool(heap_pool(pool), filter) {
             Ok(()) => true,
             Err(error) => {
@@ -373,16 +373,19 @@ impl Service for Gpus {
             // One lock for all of it; symbols are looked up after it.
             let (segments, stacks, recorded, events) = {
                 let mut books = served.lock();
-                let events = if traces { books.history() } else { Vec::new() };
+                let mut events = books.history();
                 let segments = books.heap.segments();
                 let tags = segments.iter().flat_map(|segment| &segment.blocks).map(|block| block.tag);
                 let stacks: HashMap<heap::Tag, u32> = tags.map(|tag| (tag, books.stack_of(tag))).collect();
                 // What was recorded on request may say more (native frames) than the ledger needs.
-                let recorded = books.history().into_iter().filter(|event| event.stack != StackId::NONE);
-                let recorded: HashMap<Address, u32> = recorded
-                    .filter(|event| event.action == Action::Alloc)
+                let recorded: HashMap<Address, u32> = events
+                    .iter()
+                    .filter(|event| event.action == Action::Alloc && event.stack != StackId::NONE)
                     .map(|event| (event.at, event.stack.0))
                     .collect();
+                if !traces {
+                    events.clear();
+                }
                 (segments, stacks, recorded, events)
             };
             let mut names: HashMap<u32, Vec<torch::Frame>> = HashMap::new();

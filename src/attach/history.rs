@@ -132,7 +132,8 @@ impl History {
                 Change::Deallocated => Action::SegmentFree,
             };
             if matches!(action, Action::SegmentUnmap | Action::SegmentFree) {
-                self.complete_within(entry.at, entry.size);
+                let gone = entry.at..entry.at + entry.size;
+                self.settle(|at| gone.contains(&at));
             }
             self.push(action, entry.at, entry.size, stream, stack);
         }
@@ -149,17 +150,6 @@ impl History {
     fn complete(&mut self, at: Address) {
         if let Some((size, stream)) = self.leaving.remove(&at) {
             self.push(Action::FreeCompleted, at, size, stream, StackId::NONE);
-        }
-    }
-
-    fn complete_within(&mut self, at: Address, size: u64) {
-        self.settle_range(at..at + size);
-    }
-
-    fn settle_range(&mut self, range: std::ops::Range<Address>) {
-        let inside: Vec<Address> = self.leaving.keys().copied().filter(|at| range.contains(at)).collect();
-        for at in inside {
-            self.complete(at);
         }
     }
 

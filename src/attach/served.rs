@@ -34,10 +34,8 @@ pub struct Books<D: Driver> {
     pub heap: Heap<D>,
     /// Knows about them.
     pub accounts: Accounts,
-    /// Past events, once somebody wanted them.
+    /// Past events, while somebody wants them.
     history: Option<Box<History>>,
-    /// Whether events are added to it.
-    recording: bool,
     recent_peak: u64,
     total: Option<u64>,
 }
@@ -54,14 +52,7 @@ impl<D: Driver> Served<D> {
     /// Serves a device (-1 is the host) from `heap`.
     /// `total` is the device's memory in bytes, where running out of it can be foreseen.
     pub fn new(device: i32, heap: Heap<D>, total: Option<u64>) -> Self {
-        let books = Books {
-            heap,
-            accounts: Accounts::new(device),
-            history: None,
-            recording: false,
-            recent_peak: 0,
-            total,
-        };
+        let books = Books { heap, accounts: Accounts::new(device), history: None, recent_peak: 0, total };
         Served { device, total, recording: AtomicU8::new(0), books: Mutex::new(books) }
     }
 
@@ -110,7 +101,7 @@ impl<D: Driver> Served<D> {
         let traced = self.trace_stack(FREE_STACKS);
         let mut books = self.books.lock();
         let freed = books.heap.free(at)?;
-        if books.recording {
+        if books.history.is_some() {
             books.record_free(at, &freed, traced);
         }
         books.accounts.died(ledger::Tag(freed.tag.0, freed.tag.1), freed.requested, clock.now());
@@ -144,7 +135,6 @@ impl<D: Driver> Served<D> {
             (history, false) => *history = None,
             (history, true) => history.get_or_insert_default().keep(wish.entries, wish.clear),
         }
-        books.recording = wish.enabled;
         self.recording.store(bits, Ordering::Relaxed);
     }
 
@@ -192,9 +182,7 @@ impl<D: Driver> Books<D> {
     /// Adds to the history, first what the driver mapped and unmapped for it.
     #[inline]
     fn record(&mut self, stream: Stream, stack: StackId, add: impl FnOnce(&mut History)) {
-        if self.recording
-            && let Some(history) = &mut self.history
-        {
+        if let Some(history) = &mut self.history {
             if let Some(journal) = self.heap.driver().journal() {
                 history.mapped(&journal.take(), stream, stack);
             }

@@ -42,7 +42,6 @@ const STREAM_CAPTURE_IMPLICIT: i32 = 906;
 
 /// Why a context's event cannot be recorded just now: a stream of it captures.
 const CAPTURE_UNSUPPORTED: i32 = 900;
-const CAPTURE_IMPLICIT: i32 = STREAM_CAPTURE_IMPLICIT;
 
 /// One CUDA device. A clone names the same device, for calls that need no heap's lock.
 #[derive(Clone)]
@@ -154,9 +153,23 @@ impl CudaDriver {
         self.shared.admit(&peer)
     }
 
-    /// See [`CaptureProbe`].
-    pub fn capture_probe(&self) -> CaptureProbe {
-        CaptureProbe { shared: self.shared.clone() }
+    /// Whether the driver says of this stream if it captures: not with an error, and not that the legacy stream
+    /// must not be touched while another one captures.
+    pub fn can_ask_of_capture(&self, stream: Stream) -> bool {
+        matches!(self.capture_status(stream), Ok((code::SUCCESS, _)))
+    }
+
+    /// The driver's result code and, where that is success, the stream's status. No driver that cannot capture
+    /// has a stream that does.
+    fn capture_status(&self, stream: Stream) -> Result<(i32, u32)> {
+        let Some(is_capturing) = self.shared.symbols.stream_is_capturing else {
+            return Ok((code::SUCCESS, 0));
+        };
+        let _entered = self.shared.context.enter()?;
+        let mut status = 0;
+        // SAFETY: `status` is a place for one enum; a stream of the framework.
+        let result = unsafe { is_capturing(raw_stream(stream), &mut status) };
+        Ok((result, status))
     }
 
     /// Copies between devices that cannot reach each other's memory, in `stream`'s order.
@@ -406,7 +419,7 @@ impl Driver for CudaDriver {
             Ok(()) => Ok(event),
             Err(error) => {
                 self.shared.events.give(event);
-                if matches!(result, CAPTURE_UNSUPPORTED | CAPTURE_IMPLICIT) || is_gone(&error) {
+                if matches!(result, CAPTURE_UNSUPPORTED | STREAM_CAPTURE_IMPLICIT) || is_gone(&error) {
                     return Err(error);
                 }
                 // Some contexts cannot do it; then it is not tried again.
@@ -459,11 +472,7 @@ impl Driver for CudaDriver {
     }
 
     fn is_capturing(&self, stream: Stream) -> Result<bool> {
-        let Some(is_capturing) = self.shared.symbols.stream_is_capturing else { return Ok(false) };
-        let _entered = self.shared.context.enter()?;
-        let mut status = 0;
-        // SAFETY: `status` is a place for one enum; a stream of the framework.
-        let result = unsafe { is_capturing(raw_stream(stream), &mut status) };
+        let (result, status) = self.capture_status(stream)?;
         // The legacy stream may not be touched while a blocking stream captures: it counts as capturing.
         if result == STREAM_CAPTURE_IMPLICIT {
             return Ok(true);
@@ -474,24 +483,6 @@ impl Driver for CudaDriver {
 
     fn journal(&self) -> Option<&Journal> {
         Some(&self.shared.journal)
-    }
-}
-
-/// Asks whether streams of a device capture, without its driver at hand.
-pub struct CaptureProbe {
-    shared: Arc<Shared>,
-}
-
-impl CaptureProbe {
-    /// Whether the driver answers for this stream: not with an error, and not that the legacy stream must not
-    /// be touched while another one captures.
-    pub fn can_be_asked(&self, stream: Stream) -> bool {
-        let Some(is_capturing) = self.shared.symbols.stream_is_capturing else { return true };
-        let Ok(_entered) = self.shared.context.enter() else { return false };
-        let mut status = 0;
-        // SAFETY: `status` is a place for one enum; a stream of the framework.
-        let result = unsafe { is_capturing(raw_stream(stream), &mut status) };
-        result == code::SUCCESS
     }
 }
 
