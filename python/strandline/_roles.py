@@ -43,14 +43,20 @@ def _alike(optimizer: Any) -> Any:
     return type(optimizer), sizes
 
 
-def module_path(modules: List[Any], wanted: Any) -> str:
-    """The dotted name of a submodule inside the outermost module that holds it, "" if there is none."""
+def _inside(modules: List[Any]) -> Set[int]:
+    """The modules that lie in another one."""
     inside: Set[int] = set()
     for module in modules:
         try:
             inside.update(id(child) for child in module.__dict__["_modules"].values())
         except Exception:
             continue
+    return inside
+
+
+def module_path(modules: List[Any], wanted: Any) -> str:
+    """The dotted name of a submodule inside the outermost module that holds it, "" if there is none."""
+    inside = _inside(modules)
     if id(wanted) not in inside:
         return ""
     for module in modules:
@@ -118,12 +124,7 @@ def roles(optimizers: List[Any], current: Set[int], modules: List[Any], blocks: 
 def _names(modules: List[Any]) -> Dict[int, str]:
     """Qualified names of parameters; the longest wins, it is that of the outermost module."""
     names: Dict[int, str] = {}
-    inside: Set[int] = set()
-    for module in modules:
-        try:
-            inside.update(id(child) for child in module.__dict__["_modules"].values())
-        except Exception:
-            continue
+    inside = _inside(modules)
     for module in modules:
         if id(module) in inside:
             continue

@@ -295,15 +295,15 @@ class Finder:
                 return
 
 
+def _called_name(called: Any) -> str:
+    """The name that a call is made by, without what it is an attribute of."""
+    if isinstance(called, ast.Name):
+        return called.id
+    return called.attr if isinstance(called, ast.Attribute) else ""
+
+
 def _is_call(node: Any, names: Sequence[str], keyword: str, argument: str) -> bool:
-    called = node.func
-    name = (
-        called.id
-        if isinstance(called, ast.Name)
-        else called.attr
-        if isinstance(called, ast.Attribute)
-        else ""
-    )
+    name = _called_name(node.func)
     if names and name not in names:
         return False
     if keyword:
@@ -426,13 +426,7 @@ def _ways(node: Any, is_it: Matcher, match: Matcher, name: str) -> Iterator[Tupl
                 )
             if called.attr == HOOKS.get(name):
                 yield 88, "add", [], called
-        function = (
-            called.attr
-            if isinstance(called, ast.Attribute)
-            else called.id
-            if isinstance(called, ast.Name)
-            else ""
-        )
+        function = _called_name(called)
         if (
             function in ("heappush", "insort", "insort_left", "insort_right")
             and part.args

@@ -67,3 +67,21 @@ fn fault_of_a_free(error: crate::heap::HeapError) {
     static SAID: AtomicBool = AtomicBool::new(false);
     say_once(&SAID, format_args!("a free could not be done: {error}"));
 }
+
+/// The user and process at the other end of a socket.
+fn peer(socket: &std::os::unix::net::UnixStream) -> std::io::Result<libc::ucred> {
+    use std::os::fd::AsRawFd;
+    let mut who = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the option fills in one `ucred`, whose size is given.
+    let rc = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut who).cast(),
+            &mut length,
+        )
+    };
+    if rc == 0 { Ok(who) } else { Err(std::io::Error::last_os_error()) }
+}

@@ -31,6 +31,16 @@ def outcomes(path):
     return table
 
 
+def environment():
+    return {k: v for k, v in os.environ.items() if not k.startswith("STRANDLINE_") and k != "LD_PRELOAD"}
+
+
+def under_strandline(args, env, out, command):
+    """The command that runs `command` on strandline's heap; tells `env` where the library is."""
+    env["STRANDLINE_LIB"] = str(args.library)
+    return [str(args.command), "run", "--mode", "heap", "--quiet", "--out", str(out), "--", *command]
+
+
 def run(args, ours, folder):
     result = folder / ("ours.xml" if ours else "native.xml")
     command = [
@@ -48,20 +58,9 @@ def run(args, ours, folder):
     for name in args.deselect:
         command += ["--deselect", name]
     command += [str(path) for path in args.files]
-    env = {k: v for k, v in os.environ.items() if not k.startswith("STRANDLINE_") and k != "LD_PRELOAD"}
+    env = environment()
     if ours:
-        env["STRANDLINE_LIB"] = str(args.library)
-        command = [
-            str(args.command),
-            "run",
-            "--mode",
-            "heap",
-            "--quiet",
-            "--out",
-            str(folder / "out"),
-            "--",
-            *command,
-        ]
+        command = under_strandline(args, env, folder / "out", command)
     done = subprocess.run(
         command, env=env, capture_output=True, text=True, cwd=args.files[0].parent, timeout=args.limit
     )
@@ -82,21 +81,19 @@ def alone(args, name):
     file = next(file for file in args.files if f".{file.stem}." in f".{path}.")
     with tempfile.TemporaryDirectory() as folder:
         command = [
-            str(args.command),
-            "run",
-            "--mode",
-            "heap",
-            "--quiet",
-            "--out",
-            folder,
-            "--",
             sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "--no-header",
+            "-p",
+            "no:cacheprovider",
+            "--tb=short",
         ]
-        command += ["-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", "--tb=short"]
-        env = {k: v for k, v in os.environ.items() if not k.startswith("STRANDLINE_") and k != "LD_PRELOAD"}
-        env["STRANDLINE_LIB"] = str(args.library)
+        env = environment()
+        command = under_strandline(args, env, folder, [*command, f"{file}::{case}::{test}"])
         done = subprocess.run(
-            [*command, f"{file}::{case}::{test}"],
+            command,
             env=env,
             capture_output=True,
             text=True,

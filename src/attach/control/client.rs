@@ -3,7 +3,8 @@
 //!
 //! Invariant: no signal is sent to a process unless one of its threads says that strandline handles it.
 
-use super::{Ask, folders, peer, read_reply, request, socket_name};
+use super::{Ask, folders, read_reply, request, socket_name};
+use crate::attach::peer;
 use crate::attach::signal::THREAD;
 use serde_json::Value;
 use std::ffi::{OsStr, OsString};

@@ -6,7 +6,8 @@
 //! [`super::super::signal`], which shares the job's descriptors; nothing here may call a driver or write a
 //! report. All signals are blocked here; Python's GIL is never taken.
 
-use super::{Ask, LONGEST_REQUEST, MOST_CELLS, MOST_SITES, folders, peer, read_request, reply, socket_name};
+use super::{Ask, LONGEST_REQUEST, MOST_CELLS, MOST_SITES, folders, read_request, reply, socket_name};
+use crate::attach::peer;
 use crate::attach::{process, say, signal};
 use serde_json::{Value, json};
 use std::fs::{self, DirBuilder};

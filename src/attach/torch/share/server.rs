@@ -7,7 +7,7 @@
 
 use std::collections::HashSet;
 use std::io::{Error, ErrorKind, Read, Result, Write};
-use std::mem::{MaybeUninit, size_of};
+use std::mem::size_of;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
@@ -110,23 +110,7 @@ fn read_numbers(mut stream: &UnixStream) -> Result<Vec<i32>> {
 
 /// Refuses processes of other users.
 fn check_user(stream: &UnixStream) -> Result<()> {
-    let mut peer = MaybeUninit::<libc::ucred>::zeroed();
-    let mut size = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: room for one ucred, whose size is passed.
-    let result = unsafe {
-        libc::getsockopt(
-            stream.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            peer.as_mut_ptr().cast(),
-            &mut size,
-        )
-    };
-    if result != 0 {
-        return Err(Error::last_os_error());
-    }
-    // SAFETY: filled in by the kernel, and all-zero before.
-    let peer = unsafe { peer.assume_init() };
+    let peer = crate::attach::peer(stream)?;
     // SAFETY: asks for a number.
     let own = unsafe { libc::geteuid() };
     if peer.uid == own { Ok(()) } else { Err(ErrorKind::PermissionDenied.into()) }
