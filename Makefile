@@ -1,6 +1,6 @@
 # make demo: build, run a training job that really leaks, print the finding.
 # make test: everything that CI runs. Both do all of their own set-up.
-.PHONY: all build demo test test-rust test-python lint bindings check-bindings bench clean
+.PHONY: all build install uninstall demo test test-rust test-python lint bindings check-bindings bench clean
 .DEFAULT_GOAL := build
 
 CARGO ?= cargo
@@ -18,8 +18,9 @@ lint: build
 	$(CARGO) fmt --check
 	$(CARGO) clippy --locked --all-targets -- -D warnings
 	$(CC) -std=c11 -fsyntax-only -Wall -Wextra -Wpedantic -Werror -x c include/strandline.h
+	$(CXX) -std=c++11 -fsyntax-only -Wall -Wextra -Wpedantic -Werror -x c++ include/strandline.h
 	$(CXX) -std=c++17 -fsyntax-only -Wall -Wextra -Werror cuda/*.cpp
-	@venv=$$(scripts/venv.sh) && "$$venv/bin/ruff" check python tests benches && "$$venv/bin/ruff" format --check python tests benches
+	@venv=$$(scripts/venv.sh) && "$$venv/bin/ruff" check python scripts tests benches && "$$venv/bin/ruff" format --check python scripts tests benches
 
 # STRANDLINE_REQUIRE_TORCH: a test that needs torch fails where there is none, instead of being skipped.
 test-rust: build
@@ -43,6 +44,21 @@ check-bindings:
 	{ cmp -s target/bindings.before src/attach/bindings.rs || \
 	  { echo "src/attach/bindings.rs is not what include/strandline.h says; commit the new one" >&2; exit 1; }; } && \
 	cp -p target/bindings.before src/attach/bindings.rs
+
+# The command, the library, the C header and a pkg-config file. DESTDIR is put before every path, for packagers.
+PREFIX ?= /usr/local
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
+PLACE = $(DESTDIR)$(PREFIX)
+install: build
+	@case "$(PREFIX)" in /*) ;; *) echo "PREFIX=$(PREFIX) is not an absolute path" >&2; exit 2;; esac
+	install -d "$(PLACE)/bin" "$(PLACE)/lib/pkgconfig" "$(PLACE)/include"
+	install -m 755 target/release/strandline "$(PLACE)/bin/strandline"
+	install -m 755 target/release/libstrandline.so "$(PLACE)/lib/libstrandline.so"
+	install -m 644 include/strandline.h "$(PLACE)/include/strandline.h"
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' scripts/strandline.pc.in >"$(PLACE)/lib/pkgconfig/strandline.pc"
+
+uninstall:
+	rm -f "$(PLACE)/bin/strandline" "$(PLACE)/lib/libstrandline.so" "$(PLACE)/include/strandline.h" "$(PLACE)/lib/pkgconfig/strandline.pc"
 
 bench: build
 	$(CARGO) bench --locked

@@ -22,6 +22,8 @@ fn embed_python(folder: &Path) {
         .expect("python/strandline is part of the source")
         .filter_map(|entry| entry.ok().map(|e| e.path()))
         .filter(|path| path.extension().is_some_and(|e| e == "py"))
+        // What is started before the library is there, and so from an installed package only.
+        .filter(|path| !path.ends_with("__main__.py") && !path.ends_with("pytest_plugin.py"))
         .collect();
     files.sort();
     let mut table = String::from("static PYTHON_SOURCES: &[(&str, &str)] = &[\n");

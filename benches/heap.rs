@@ -241,7 +241,7 @@ fn traces() {
 
 fn benches(c: &mut Criterion) {
     let books = || BooksDriver::with_memory(140 << 30);
-    let gpu = || Heap::new(books(), Config::gpu()).expect("a heap");
+    let gpu = || Heap::new(books(), Config::lean()).expect("a heap");
     traces();
     threads("books", gpu);
     threads("torch native", || Yardstick::new(books(), false));

@@ -132,7 +132,11 @@ void raise(int status, char *message) {
     char text[16384] = "strandline: the allocation failed";
     if (message) {
         size_t length = strlen(message);
-        if (length >= sizeof text) length = sizeof text - 1;
+        if (length >= sizeof text) {
+            length = sizeof text - 1;
+            // Not inside a character: what continues one in UTF-8 is 10xxxxxx.
+            while (length && (static_cast<unsigned char>(message[length]) & 0xC0) == 0x80) --length;
+        }
         memcpy(text, message, length);
         text[length] = 0;
         free(message);

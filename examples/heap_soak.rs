@@ -202,7 +202,7 @@ impl Soak {
 /// The first promise that the heap did not keep, with the seed and the operation.
 pub fn run(operations: u64, seed: u64, mut progress: impl FnMut(&Done)) -> Result<Done, String> {
     let driver = BooksDriver::with_memory(1 << 30);
-    let heap = Heap::new(driver.clone(), Config::gpu()).map_err(|error| error.to_string())?;
+    let heap = Heap::new(driver.clone(), Config::lean()).map_err(|error| error.to_string())?;
     let mut soak = Soak {
         random: Random(seed),
         driver,

@@ -105,6 +105,7 @@ cases! {
     out_of_memory [], false;
     backward_lines [], false;
     fault_of_our_own [], false;
+    fault_is_survived [], false;
     sizes_and_deleters [], false;
     streams [], false;
     pools [], false;

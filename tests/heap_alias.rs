@@ -201,7 +201,7 @@ struct Job {
 impl Job {
     fn new(memory: u64, seed: u64) -> Self {
         let driver = Watched::new(memory);
-        let heap = Heap::new(driver.clone(), Config::gpu()).expect("a heap");
+        let heap = Heap::new(driver.clone(), Config::lean()).expect("a heap");
         Job { driver, heap, random: Random(seed), live: Vec::new(), kept: Vec::new(), refused: 0 }
     }
 
@@ -342,7 +342,7 @@ fn faults_break_no_promise() {
 fn a_steady_loop_soon_needs_no_call() {
     // Every block is smaller than what is free, but nothing that is free is in one piece.
     let driver = BooksDriver::with_memory(8 << 30);
-    let mut heap = Heap::new(driver, Config::gpu()).expect("a heap");
+    let mut heap = Heap::new(driver, Config::lean()).expect("a heap");
     let step = |heap: &mut Heap<BooksDriver>, odd: u64| {
         let mut live: Vec<Address> = Vec::new();
         let malloc = |heap: &mut Heap<BooksDriver>, size: u64| {
@@ -377,7 +377,7 @@ fn a_steady_loop_soon_needs_no_call() {
 #[test]
 fn a_reset_of_the_peaks_does_not_change_what_may_be_made() {
     let run = |reset: bool| {
-        let mut heap = Heap::new(BooksDriver::with_memory(8 << 30), Config::gpu()).expect("a heap");
+        let mut heap = Heap::new(BooksDriver::with_memory(8 << 30), Config::lean()).expect("a heap");
         for step in 0..30u64 {
             let mut live = Vec::new();
             for layer in 0..20 {
@@ -399,7 +399,7 @@ fn a_reset_of_the_peaks_does_not_change_what_may_be_made() {
 #[test]
 fn what_is_written_at_one_address_is_not_written_over_at_another() {
     let options = Options { memory: 1 << 30, ..Options::default() };
-    let mut heap = Heap::new(AliasingDriver::new(options), Config::gpu()).expect("a heap");
+    let mut heap = Heap::new(AliasingDriver::new(options), Config::lean()).expect("a heap");
     let mut random = Random(5);
     let mut live: Vec<(Address, u64, u64)> = Vec::new();
     // The first and last word of every page that a block touches, and of the block itself.

@@ -78,7 +78,7 @@ fn options(virtual_memory: bool) -> Options {
 
 fn sweep(virtual_memory: bool, error: DriverError) {
     let clean = BooksDriver::new(options(virtual_memory));
-    let mut heap = Heap::new(clean.clone(), Config::gpu()).expect("a heap");
+    let mut heap = Heap::new(clean.clone(), Config::lean()).expect("a heap");
     // One request is meant to be too large, three times.
     let usual = workload(&clean, &mut heap);
     let calls = clean.calls().total();
@@ -90,7 +90,7 @@ fn sweep(virtual_memory: bool, error: DriverError) {
     // The first call asks for the device's size, at the heap's birth.
     for nth in 1..calls {
         let driver = BooksDriver::new(options(virtual_memory));
-        let mut heap = Heap::new(driver.clone(), Config::gpu()).expect("a heap");
+        let mut heap = Heap::new(driver.clone(), Config::lean()).expect("a heap");
         driver.fail(None, nth, error.clone());
         let errors = workload(&driver, &mut heap);
         noticed += u64::from(errors > usual);
@@ -130,7 +130,7 @@ fn any_call_may_fail_without_virtual_memory() {
 #[test]
 fn a_device_that_shrinks_is_survived() {
     let driver = BooksDriver::with_memory(400 * MIB);
-    let mut heap = Heap::new(driver.clone(), Config::gpu()).expect("a heap");
+    let mut heap = Heap::new(driver.clone(), Config::lean()).expect("a heap");
     let at = heap.malloc(100 * MIB, Stream(0), Tag::default()).expect("memory");
     driver.set_memory(100 * MIB);
     assert!(matches!(heap.malloc(50 * MIB, Stream(0), Tag::default()), Err(HeapError::OutOfMemory { .. })));

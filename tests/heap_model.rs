@@ -262,7 +262,7 @@ proptest! {
 
     #[test]
     fn keeps_its_promises(ops in proptest::collection::vec(op(), 1..250)) {
-        let mut model = Model::new(700 << 20, true, Config::gpu());
+        let mut model = Model::new(700 << 20, true, Config::lean());
         ops.iter().for_each(|op| model.step(op));
         model.finish();
     }
@@ -277,7 +277,7 @@ proptest! {
 
     #[test]
     fn keeps_them_without_virtual_memory(ops in proptest::collection::vec(op(), 1..250)) {
-        let mut model = Model::new(700 << 20, false, Config::gpu());
+        let mut model = Model::new(700 << 20, false, Config::lean());
         ops.iter().for_each(|op| model.step(op));
         model.finish();
     }

@@ -66,7 +66,7 @@ fn synthetic() -> Vec<Op> {
 }
 
 fn config() -> Config {
-    let mut config = Config::gpu();
+    let mut config = Config::lean();
     let number = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
     if let Some(slack) = number("STRANDLINE_SLACK") {
         (config.slack, config.slack_before_wait) = (slack as u32, slack as u32);

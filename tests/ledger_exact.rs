@@ -37,7 +37,7 @@ proptest! {
         for event in events {
             match event {
                 Event::Born { stack, size, phase } => {
-                    let now = Now { step, epoch: step / 7, phase: Phase::from_number(phase).unwrap() };
+                    let now = Now { step, epoch: step / 7, phase: Phase::from_number(phase).unwrap(), ..Now::default() };
                     let tag = accounts.born(stack, size, now);
                     prop_assert_eq!((tag.step(), tag.epoch(), tag.phase()), (step, step / 7, now.phase));
                     live.push((tag, stack, size));

@@ -210,3 +210,20 @@ fn what_happens_after_the_last_boundary_is_no_surprise() {
     assert_eq!(report.findings.len(), 1);
     assert_eq!(report.findings[0].live_blocks, 60);
 }
+
+#[test]
+fn a_job_in_which_everything_leaks_has_a_report_of_bounded_size() {
+    let mut job = Job::new(1);
+    for _ in 0..60 {
+        for stack in 1_000..2_000 {
+            job.leak(stack, 4096);
+        }
+        job.train(4096);
+    }
+    job.end(vec![]);
+    let report = job.report();
+    assert!(!report.findings.is_empty());
+    assert!(report.sites.len() <= 256, "{}", report.sites.len());
+    let page = strandline::report::html::page(&report);
+    assert!(page.len() < strandline::report::html::MOST_BYTES);
+}

@@ -4,10 +4,24 @@ Must not know: how the clock or the explanations work; never imports torch by it
 Invariant: without the library every function here is a harmless no-op, except `install`, which says what to do.
 """
 
+import contextvars
 from typing import Any, Dict, Optional
 
 __version__ = "0.1.0"
-__all__ = ["NotInstalled", "active", "epoch", "install", "phase", "report", "stats", "step"]
+__all__ = [
+    "NotInstalled",
+    "active",
+    "epoch",
+    "force_cleanup",
+    "install",
+    "phase",
+    "report",
+    "request",
+    "stats",
+    "step",
+]
+
+_inside: "contextvars.ContextVar[bool]" = contextvars.ContextVar("strandline_request", default=False)
 
 
 class NotInstalled(ImportError):
@@ -78,12 +92,37 @@ class phase:
             self._enter(self._before)
 
 
+class request:
+    """`with request():` serves one request of a server without an optimizer; its end is a step.
+
+    Requests may overlap, in threads and in tasks of asyncio; one inside another counts as part of it.
+    """
+
+    def __enter__(self) -> "request":
+        self._token = _inside.set(True) if not _inside.get() else None
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self._token is not None:
+            _inside.reset(self._token)
+            step()
+
+
 def report(path: Optional[str] = None) -> bool:
     """Writes the report now into the folder `path` (None: the run's own). False when there is none to write."""
     from . import _library
 
     library = _library.find()
     return library is not None and library.mode() > 0 and library.report(path) == 0
+
+
+def force_cleanup(quiet: bool = False) -> Any:
+    """Runs gc.collect(), empties the allocator's cache, synchronizes the devices, and prints to stderr what each of
+    the three released (`quiet`: nothing). Returns a list of (action, allocated, reserved, objects): bytes of tensors,
+    bytes of reserved memory, and for gc the number of unreachable objects."""
+    from . import _force
+
+    return _force.force_cleanup(quiet)
 
 
 def stats(device: int = -1) -> Dict[str, Any]:

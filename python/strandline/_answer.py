@@ -14,8 +14,13 @@ from . import _fixes, _limits
 from ._code import Files, text
 from ._holders import Climb, isinstance_plain
 from ._path import _LRU, Path, Step, type_name
+from ._roles import module_path
 from ._roots import Roots, is_user_file
 from ._source import HOOKS, Finder, Holder, Store, context_line, decorator_line
+from ._special import special
+
+_SUSPENDED = (" > generator ", " > coroutine ", " > async_generator ")
+_TRUST = 3  # times that "it is emptied elsewhere" is believed of a container that went on growing
 
 
 class Evidence(NamedTuple):
@@ -26,6 +31,7 @@ class Evidence(NamedTuple):
     collecting: bool
     current: Set[int]
     complete: bool
+    modules: List[Any]  # every module of the program
 
 
 class Kept(NamedTuple):
@@ -55,6 +61,13 @@ def compose(evidence: Evidence, climb: Climb, roots: Roots, files: Files) -> Dic
     if evidence.role:
         answer = unknown(evidence.role, "training")
         answer.update(not_a_leak=evidence.role, released_by="nothing", group="role")
+        answer["reason"] = (
+            "gradients"
+            if evidence.role.startswith("the gradient")
+            else "optimizer-state"
+            if evidence.role.startswith("optimizer state")
+            else "training-state"
+        )
         return answer
     if not evidence.paths:
         if not evidence.complete:
@@ -86,8 +99,17 @@ class _Composer:
 
     def answer(self) -> Dict[str, Any]:
         path = self.path
-        kept = self._kept()
         container = path.steps[self.growth].parent if self.growth is not None else None
+        word = special(path, container, self.roots, self.finder)
+        if word is not None:
+            answer = unknown(word.path, word.kind)
+            answer.update(fix=word.fix, released_by=word.released)
+            if word.kept is not None:
+                file, line = word.kept
+                answer["kept_at"] = {"file": file.name, "line": line, "code": file.code(line)}
+                answer["group"] = f"{file.name}:{line}"
+            return answer
+        kept = self._kept()
         bound = self._bound(kept, container)
         answer = unknown()
         answer["held_by"] = {"path": path.text() + self._about(container), "kind": self._kind(container)}
@@ -100,12 +122,18 @@ class _Composer:
             else "unknown"
         )
         answer["fix"] = self._fix(kept, container)
-        answer["group"] = f"{kept.file}:{kept.line}" if kept else self._stem()
+        answer["group"] = (
+            _circle(path) if path.around else f"{kept.file}:{kept.line}" if kept else self._stem()
+        )
         if bound is not None:
             if bound.length is not None and bound.capacity is not None:
                 answer["bounded"] = {"length": bound.length, "capacity": bound.capacity}
-            if not path.through_graph and self._fits(bound):
-                answer["not_a_leak"] = bound.reason
+            if self._fits(bound) and (not path.through_graph or self._nearly_full(bound)):
+                answer["not_a_leak"] = bound.reason + self._when_full(bound)
+                answer["reason"] = "emptied" if bound.reason.startswith("emptied") else "bounded"
+            elif path.through_graph and bound.capacity is not None and container is not None:
+                answer["fix"] = _fixes.graph_bounded(self._holder_text(kept), bound.capacity)
+                answer["held_by"]["path"] += f"; at most {bound.capacity:,}{self._when_full(bound)}"
         return answer
 
     # the line
@@ -147,7 +175,7 @@ class _Composer:
             )
             if forward_class is not None:
                 found = context_line(self.files, forward_class, step.name)
-                if found is not None:
+                if found is not None and is_user_file(found[0].name):
                     return Kept(found[0].name, found[1], found[0].code(found[1]), None, None, step, "")
                 continue
             holders = self._holders(position, step)
@@ -176,9 +204,23 @@ class _Composer:
                 fallback = self._made(good[0], holders[0], step, "")
             if stores and library is None and not good:
                 library = stores[0]
+        if fallback is None:
+            fallback = self._as_attribute()
         if fallback is None and library is not None:
             return self._made(library, None, None, "")
         return fallback
+
+    def _as_attribute(self) -> Optional[Kept]:
+        """The container lies in a dict that instances use as theirs (`self.__dict__ = Shared.state`): its key is the
+        name of an attribute."""
+        if self.growth is None or not self.growth:
+            return None
+        step = self.path.steps[self.growth - 1]
+        if step.kind != "index" or not step.name[1:-1].isidentifier():
+            return None
+        holder = Holder("attribute", step.name[1:-1])
+        stores = [s for s in self.finder.stores(holder) if is_user_file(s.file.name) and s.score >= 60]
+        return self._made(stores[0], holder, step, "") if stores else None
 
     def _below(self) -> Optional[Kept]:
         """The container is not grown by any statement: its entries may be what gets something new."""
@@ -232,12 +274,43 @@ class _Composer:
         if container is None:
             return None
         own = _limits.own_bound(container)
-        if own is not None or kept is None or kept.store is None or kept.holder is None or kept.library:
+        if own is not None or kept is None or kept.store is None or kept.holder is None:
             return own
+        # What is said to be emptied and grew manifold since is not believed for ever.
+        trusted = int(self.evidence.candidate.get("asked", 0)) < _TRUST
+        if kept.library:
+            return (
+                _limits.emptied(kept.store, kept.holder, [kept.holder.name], self.finder) if trusted else None
+            )
         owner = kept.step.parent if kept.step is not None and kept.step.kind == "attribute" else None
-        return _limits.evicting(kept.store, kept.holder, container, owner) or _limits.begun_anew(
-            kept.store, kept.holder
+        evicting = _limits.evicting(kept.store, kept.holder, container, owner)
+        if evicting is not None or not trusted:
+            return evicting
+        return _limits.begun_anew(kept.store, kept.holder) or _limits.emptied(
+            kept.store, kept.holder, self._receivers(kept), self.finder
         )
+
+    def _receivers(self, kept: Kept) -> List[str]:
+        """The names under which the program knows the object whose attribute the container is."""
+        if kept.step is None or kept.step.kind != "attribute":
+            return []
+        names = ["self"]
+        for position, step in enumerate(self.path.steps[1:], 1):
+            if step is kept.step:
+                names.append(self.path.steps[position - 1].name)
+        names += [place.name for place in self.roots.local(kept.step.parent)]
+        names += [name for _, name in self.climb.attributes(kept.step.parent)]
+        return names
+
+    @staticmethod
+    def _nearly_full(bound: _limits.Bound) -> bool:
+        return bound.capacity is not None and bound.length is not None and bound.capacity <= 4 * bound.length
+
+    def _when_full(self, bound: _limits.Bound) -> str:
+        if not bound.length or not bound.capacity:
+            return ""
+        live = int(self.evidence.candidate.get("live_bytes", 0))
+        return f" ({_fixes.size(live / bound.length * bound.capacity)} when full)"
 
     def _fits(self, bound: _limits.Bound) -> bool:
         """Whether the container would still fit the device when full."""
@@ -248,16 +321,32 @@ class _Composer:
 
     # words
     def _about(self, container: Any) -> str:
-        if container is None or type(container) is _LRU:
-            return ""
+        """What the path does not show: which container, how many entries, which module, how large a graph."""
+        words = []
         position = self.growth or 0
-        owner = next(
-            (step for step in reversed(self.path.steps[:position]) if step.kind == "attribute"), None
-        )
-        where = f" {_class_name(owner.parent)}.{owner.name}" if owner is not None else ""
-        length = _limits._length(container)
-        count = f", {length} entries when seen" if length is not None else ""
-        return f"  ({type_name(container)}{where}{count})"
+        if container is not None and type(container) is not _LRU:
+            owner = next(
+                (step for step in reversed(self.path.steps[:position]) if step.kind == "attribute"), None
+            )
+            words.append(
+                type_name(container)
+                + (f" {_class_name(owner.parent)}.{owner.name}" if owner is not None else "")
+            )
+            length = _limits._length(container)
+            if length is not None:
+                words.append(f"{length} entries when seen")
+        for step in self.path.steps:
+            if step.kind == "attribute" and not step.weak and _is_a(step.parent, "Module"):
+                name = module_path(self.evidence.modules, step.parent)
+                if name:
+                    words.append(f"module {name}")
+                    break
+        small, large = self.path.sizes
+        if not self.path.through_graph and 0 < 4 * small <= large:
+            words.append(_fixes.pins(small, large))
+        if self.path.nodes:
+            words.append(f"graph of {self.path.nodes:,} nodes")
+        return f"  ({', '.join(words)})" if words else ""
 
     def _kind(self, container: Any) -> str:
         path = self.path
@@ -306,6 +395,8 @@ class _Composer:
             return _fixes.library_call(kept.code, kept.library)
         if kept and kept.step is not None and kept.step.name in HOOKS:
             return _fixes.hooks(name, HOOKS[kept.step.name])
+        if any(step.text.startswith(_SUSPENDED) for step in below):
+            return _fixes.generators(name)
         for step in below:
             if step.text.startswith(".<closure"):
                 return _fixes.captured(name, "function", step.name)
@@ -326,9 +417,13 @@ class _Composer:
             )
         if container is not None and any(step.weak for step in below):
             return _fixes.old_model(name)
+        if any(type_name(step.parent) in ("WeakKeyDictionary", "WeakValueDictionary") for step in steps):
+            return _fixes.weak(name)
         small, large = path.sizes
         if container is not None and 0 < 4 * small <= large:
             return _fixes.view(name, small, large)
+        if container is not None and kept and kept.step is not None and _is_a(kept.step.parent, "Dataset"):
+            return _fixes.dataset(name)
         if container is not None:
             return _fixes.container(
                 name, "dict" if isinstance_plain(container, dict) else "list", _fixes.stored_value(node)
@@ -349,7 +444,7 @@ class _Composer:
                 if getattr(part, "attr", None) == step.name:
                     return text(part)
             return f"{_class_name(step.parent)}.{step.name}"
-        return step.name
+        return kept.holder.name if step.kind == "index" and kept and kept.holder else step.name
 
 
 def _holder(step: Step, path: Path, keys: Tuple[str, ...]) -> Optional[Holder]:
@@ -440,6 +535,11 @@ def _common(group: List[Tuple[int, Path]]) -> int:
             break
         count = position + 1
     return count
+
+
+def _circle(path: Path) -> str:
+    """A name for a cycle that is the same wherever on it one begins."""
+    return "cycle " + " ".join(sorted(f"{type_name(step.parent)}{step.text}" for step in path.around))
 
 
 def _class_name(owner: Any) -> str:

@@ -85,6 +85,26 @@ def walk(sources: Iterable[Any], blocks: Blocks, deadline: float, wanted: Option
     return result
 
 
+_COUNTED = 50_000  # nodes of a graph that are counted at most
+
+
+def count(source: Any, deadline: float) -> int:
+    """How many nodes the graph behind a tensor has, as far as the deadline allows."""
+    seen: Dict[int, Any] = {}
+    try:
+        level = [source.grad_fn]
+        while level and len(seen) < _COUNTED and time.thread_time() < deadline:
+            following = []
+            for node in level:
+                if node is not None and id(node) not in seen:
+                    seen[id(node)] = node
+                    following.extend(edge[0] for edge in node.next_functions)
+            level = following
+    except Exception:
+        return 0
+    return len(seen)
+
+
 def _trail(seen: Dict[int, Tuple[Any, int, Any]], identity: int) -> Tuple[str, ...]:
     """The names of the nodes from the source to this one, runs and long middles shortened."""
     names: List[str] = []

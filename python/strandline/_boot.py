@@ -6,6 +6,7 @@ Invariant: `start` may be called at any time, more than once, with or without to
 
 import atexit
 import ctypes
+import functools
 import glob
 import os
 import sys
@@ -18,6 +19,8 @@ from ._clock import Clock
 _clock: Optional[Clock] = None
 _library_in_use: Any = None
 _hooked = False
+_EVERY = 50  # steps between two looks at pinned memory, at least
+_gpu_taken = False
 
 
 def start(
@@ -28,27 +31,35 @@ def start(
     A mode that the library already is in is left alone ("auto" then changes nothing). Returns whether
     accounting is on.
     """
-    global _clock, _library_in_use
+    global _clock, _gpu_taken, _library_in_use
     try:
         library = library or _library.load()
         if library is None:
             return False
         if options is None and _is_worker():
             return _when_it_trains(mode)
-        if library.mode() <= 0:
+        number = library.mode()
+        heap, observer = _library.MODES["heap"], _library.MODES["observer"]
+        if number <= 0:
             number = _mode(mode)
             code = library.start(number, {"library_roots": _library_roots(), **(options or {})})
             if code < 0:
                 sys.stderr.write(f"strandline: cannot start in mode {mode}: error {code}\n")
                 return False
-            if number in (_library.MODES["heap"], _library.MODES["observer"]):
-                _take_gpu(library, number)
+        elif number == observer and _torch_waits() and _mode(mode) == heap:
+            # CUDA's own functions were followed before torch came; its heap can still be ours if they gave nothing.
+            number = heap if library.start(heap, None) >= 0 else observer
+        if number in (heap, observer) and _torch_waits():
+            _gpu_taken = True
+            _take_gpu(library, number)
         if _clock is None:
             from ._explain import Explainer
 
             _library_in_use = library
             clock = Clock(library)
             clock.explain = Explainer(library, clock).answer_pending
+            _look_now_and_then(clock)
+            _tell_of_collections(library)
             _clock = clock
             os.register_at_fork(after_in_child=_sleep)
             atexit.register(_end)
@@ -57,6 +68,42 @@ def start(
     except Exception:
         _trouble.said("start")
         return False
+
+
+def _look_now_and_then(clock: Clock) -> None:
+    """Graphs that grow and pinned memory: looked at a few times, then ever more rarely."""
+    from . import _graphs, _workers
+
+    graphs, pinned = _graphs.Graphs(clock.library), _workers.Pinned(clock.library)
+
+    def look(step: int) -> int:
+        try:
+            if step in _graphs.LOOKS:
+                graphs.look(step)
+            pinned.look(_workers.pinned_bytes())
+        except Exception:
+            _trouble.said("a look at graphs and pinned memory")
+        ahead = [at for at in _graphs.LOOKS if at > step]
+        return min([step + max(_EVERY, step // 8), *ahead])
+
+    clock.look, clock.next_look = look, _graphs.LOOKS[0]
+
+
+def _tell_of_collections(library: Any) -> None:
+    """Says when the garbage collector works, so that what it frees is known to have been in cycles."""
+    import gc
+
+    tell = library.collecting
+
+    def collecting(phase: str, facts: Any) -> None:
+        tell(1 if phase == "start" else 0)
+
+    gc.callbacks.append(collecting)
+
+
+def _torch_waits() -> bool:
+    """Whether torch is here and its GPU allocator has not been taken or watched yet."""
+    return not _gpu_taken and "torch" in sys.modules
 
 
 def hook() -> None:
@@ -100,18 +147,48 @@ def _is_worker() -> bool:
 
 
 def _when_it_trains(mode: Union[str, int]) -> bool:
-    """A worker is left alone until it makes an optimizer step of its own (a rank of torch.multiprocessing)."""
+    """A worker is left alone until it shows itself a rank of its own: it initialises CUDA and loads no data for
+    another process, or goes on after an optimizer step. Nothing is begun inside an optimizer's hooks: torch
+    iterates over them at that moment."""
     import importlib
 
-    optimizer = importlib.import_module("torch.optim.optimizer")
-    handle: Any = None
+    import torch
 
-    def trains(*_: Any) -> None:
+    optimizer = importlib.import_module("torch.optim.optimizer")
+    backward, lazy_init = torch.autograd.backward, torch.cuda._lazy_init
+    stepped: List[bool] = []
+    handle = optimizer.register_optimizer_step_post_hook(lambda *_: stepped.append(True))
+
+    def begin() -> None:
+        if torch.autograd.backward is watched_backward:
+            torch.autograd.backward = backward
+        if torch.cuda._lazy_init is watched_init:
+            torch.cuda._lazy_init = lazy_init
         handle.remove()
         start(mode, {})
 
-    handle = optimizer.register_optimizer_step_post_hook(trains)
+    @functools.wraps(backward)
+    def watched_backward(*args: Any, **kwargs: Any) -> Any:
+        if stepped:
+            begin()
+            return torch.autograd.backward(*args, **kwargs)
+        return backward(*args, **kwargs)
+
+    @functools.wraps(lazy_init)
+    def watched_init() -> Any:
+        if not torch.cuda.is_initialized() and not _loads_data():
+            begin()
+        return lazy_init()
+
+    torch.autograd.backward = watched_backward
+    torch.cuda._lazy_init = watched_init
     return False
+
+
+def _loads_data() -> bool:
+    """Whether this process is a DataLoader's worker."""
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and data.get_worker_info() is not None
 
 
 def _mode(mode: Union[str, int]) -> int:

@@ -62,11 +62,14 @@ class Leader:
 
 
 class Clock:
-    """Turns events into `library.step/epoch/phase`. `explain` is called when candidates wait."""
+    """Turns events into `library.step/epoch/phase`. `explain` is called when candidates wait, `look` at the
+    step that it asked for."""
 
     def __init__(self, library: Any, explain: Optional[Callable[[], None]] = None) -> None:
         self.library = library
         self.explain = explain
+        self.look: Optional[Callable[[int], int]] = None  # now and then: gives the step of the next look
+        self.next_look = 1 << 62
         self.steps = 0
         self.epochs = 0
         self.asleep = False  # in forked children
@@ -94,6 +97,8 @@ class Clock:
         self.steps += 1
         if self._step() > 0 and self.explain is not None:
             self.explain()
+        if self.steps >= self.next_look and self.look is not None:
+            self.next_look = self.look(self.steps)
 
     def optimizer_begins(self, key: int, optimizer: int) -> None:
         if self.asleep:

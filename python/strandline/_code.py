@@ -6,6 +6,7 @@ Invariant: a file that cannot be read or parsed is an empty list; a file is pars
 
 import ast
 import linecache
+import warnings
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 _COMPOUND = tuple(
@@ -32,6 +33,18 @@ class Statement(NamedTuple):
         return int(self.node.lineno)
 
 
+def _parsed(source: str, name: str) -> Any:
+    """The tree of a file, silently: of invalid escapes the user was warned, or did not want to be, when Python
+    compiled it. The filter goes in and out by hand: `catch_warnings` would make Python forget which warnings
+    of the job it has shown."""
+    silence = ("ignore", None, Warning, None, 0)
+    warnings.filters.insert(0, silence)  # type: ignore[attr-defined]
+    try:
+        return ast.parse(source, name)
+    finally:
+        warnings.filters.remove(silence)  # type: ignore[attr-defined]
+
+
 class File:
     """One parsed source file."""
 
@@ -42,7 +55,7 @@ class File:
         self.functions: List[Tuple[Any, Optional[str]]] = []  # def, class
         self.classes: Dict[str, Any] = {}
         try:
-            tree = ast.parse("".join(self.lines))
+            tree = _parsed("".join(self.lines), name)
         except (SyntaxError, ValueError, RecursionError):
             return
         try:

@@ -6,6 +6,7 @@ when it returns it holds nothing of the user's; every candidate gets an answer, 
 """
 
 import gc
+import os
 import sys
 import time
 import types
@@ -16,7 +17,7 @@ from ._answer import Evidence, compose, unknown
 from ._code import Files
 from ._holders import Chain, Climb, Ours
 from ._path import Path, write
-from ._roles import roles
+from ._roles import in_use, roles
 from ._roots import Roots
 from ._tensors import Blocks, Found, find, referenced
 
@@ -46,6 +47,7 @@ class Explainer:
         try:
             candidates = self._library.candidates()
             if candidates:
+                _announce(len(candidates))
                 answers = self._search(candidates)
                 spent = time.perf_counter() - began
                 for candidate in candidates:
@@ -64,7 +66,8 @@ class Explainer:
         gc.disable()
         search = None
         try:
-            search = Search(candidates, current_optimizers(), collecting, time.thread_time() + seconds)
+            current = in_use(list(_hooks.optimizers.values()))
+            search = Search(candidates, current, collecting, time.thread_time() + seconds)
             return search.answers()
         except Exception:
             _trouble.said("the search for holders")
@@ -76,12 +79,17 @@ class Explainer:
                 gc.enable()
 
 
-def current_optimizers() -> Set[int]:
-    return {
-        id(optimizer)
-        for optimizer in (known() for known in list(_hooks.optimizers.values()))
-        if optimizer is not None
-    }
+_MANY = 300_000  # objects among which a search may be felt
+
+
+def _announce(sites: int) -> None:
+    """Says that a search begins which may hold the program up for a moment."""
+    count = len(gc.get_objects())
+    if count >= _MANY and os.environ.get("STRANDLINE_QUIET", "0") in ("", "0"):
+        sys.stderr.write(
+            f"strandline: looking for what holds the blocks of {sites} sites among {count:,} objects "
+            f"(at most {SECONDS:.0f} s)\n"
+        )
 
 
 def picked(blocks: List[Block]) -> List[Block]:
@@ -161,6 +169,7 @@ class Search:
                 collecting=self._collecting,
                 current=self._current,
                 complete=self._climb.complete and self._ended,
+                modules=found.modules,
             )
             try:
                 result[candidate["id"]] = compose(evidence, self._climb, self._roots, self._files)
@@ -209,6 +218,7 @@ class Search:
         self._ours.add(sources)
         # What C++ holds of a dangling chain may be a ctx or a saved tensor's hook, met on the way through a graph.
         ends = {address: self._climb.ends(chain.links[-1]) for address, chain in dangling.items()}
+        nodes: Dict[int, int] = {}
         for turn in range(4):
             blocks = Blocks((block.address, block.size) for block in missing.values())
             walk = _autograd.walk(sources, blocks, self._deadline, None if not turn and not ends else 1 << 60)
@@ -236,6 +246,9 @@ class Search:
                         "".join(step.text for step in write(dangling[address], self._roots).steps),
                     )
                 path.through_graph = True
+                if id(saved.source) not in nodes:
+                    nodes[id(saved.source)] = _autograd.count(saved.source, self._deadline)
+                path.nodes = nodes[id(saved.source)]
                 path.scalar = _scalar(saved.source)
                 self._paths[address] = path
                 del missing[address]
@@ -248,6 +261,7 @@ class Search:
                 self._ended = False
                 break
         self._by_arrays(missing, found, objects)
+        self._by_tied_gradients(missing, found)
         for address in missing:
             if address in dangling and self._climb.complete and self._ended:
                 self._paths[address] = write(dangling[address], self._roots)
@@ -263,6 +277,32 @@ class Search:
         if origins:
             chains.update(zip([id(origin) for origin in origins], self._climb.chains(origins)))
         return {identity for identity, chain in chains.items() if _rank(chain)[0] >= 3}
+
+    def _by_tied_gradients(self, missing: Dict[int, Block], found: Found) -> None:
+        """backward(create_graph=True) leaves gradients with a graph that leads back to their parameters."""
+        if not missing or not found.tied or time.thread_time() > self._deadline:
+            return
+        self._ours.add(found.tied)
+        owned = {id(owner.object) for address in missing for owner in found.owners.get(address, [])}
+        gradients = [tensor.grad for tensor in found.tied]
+        self._ours.add(gradients)
+        walk = _autograd.walk(
+            gradients, Blocks((b.address, b.size) for b in missing.values()), self._deadline
+        )
+        tails = {address: (".grad_fn", *saved.trail, saved.name) for address, saved in walk.blocks.items()}
+        for address in list(missing):
+            tail = tails.get(address)
+            own = any(id(owner.object) in owned for owner in found.owners.get(address, []))
+            if tail is None and not own:
+                continue
+            path = Path("create_graph", "a gradient that carries its graph: Parameter.grad", [])
+            path.tail = tail or (".grad_fn", "…", "AccumulateGrad", "the same Parameter")
+            path.through_graph = True
+            self._paths[address] = path
+            self._dangling.pop(address, None)
+            del missing[address]
+        walk.clear()
+        gradients.clear()
 
     def _by_arrays(self, missing: Dict[int, Block], found: Found, objects: List[Any]) -> None:
         """NumPy arrays keep the tensor whose memory they show, and the collector does not see it."""

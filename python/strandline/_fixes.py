@@ -89,7 +89,10 @@ def cycle(what: str, gc_on: bool) -> str:
 
 
 def old_optimizer(name: str) -> str:
-    return f"{name} keeps optimizers that no longer step, with their state; keep the numbers you need, reuse one optimizer, or delete the old ones"
+    return (
+        f"{name} keeps optimizers that no longer step, each with a second optimizer state for its parameters; keep the "
+        "numbers you need, reuse one optimizer, or delete the old ones"
+    )
 
 
 def old_model(name: str) -> str:
@@ -100,8 +103,21 @@ def hooks(name: str, call: str) -> str:
     return f"{call} is called again and again and its handle never removed; keep the handle and call handle.remove()"
 
 
+def size(count: float) -> str:
+    """1536 -> "1.5 KiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            break
+        count /= 1024
+    return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+
+
+def pins(view_bytes: int, base_bytes: int) -> str:
+    return f"views pin their base: {size(view_bytes)} of {size(base_bytes)} each"
+
+
 def view(name: str, view_bytes: int, base_bytes: int) -> str:
-    return f"{name} holds views of {view_bytes:,} bytes that each pin a storage of {base_bytes:,} bytes; store a copy: .clone()"
+    return f"{name} holds views of {size(view_bytes)} that each pin a storage of {size(base_bytes)}; store a copy: .clone()"
 
 
 def retained(name: str) -> str:
@@ -124,6 +140,69 @@ def future(name: str) -> str:
 
 def generator(name: str) -> str:
     return f"a suspended generator keeps its locals alive; exhaust it, close() it or drop {name}"
+
+
+def create_graph() -> str:
+    return (
+        "backward(create_graph=True) makes each parameter's .grad carry a graph that leads back to the parameter, a "
+        "cycle through C++ that gc cannot see; use torch.autograd.grad(…, create_graph=True), or set the gradients to "
+        "None when done (zero_grad(set_to_none=True))"
+    )
+
+
+def finalizer() -> str:
+    return (
+        "weakref.finalize holds the arguments it is given until its object dies; hand over an id or a weak reference "
+        "instead of the tensor"
+    )
+
+
+def last_error(name: str) -> str:
+    return (
+        f"sys.{name} keeps the frames of the last uncaught error with all their locals (interactive sessions set it); "
+        f"del sys.{name} (and sys.last_value), or run traceback.clear_frames(sys.last_traceback)"
+    )
+
+
+def notebook(name: str) -> str:
+    return (
+        f"a notebook's history ({name}) keeps every displayed result; end the cell's last line with a semicolon, "
+        "print a number instead, or run %reset -f out"
+    )
+
+
+def threads(function: str, name: str, count: int) -> str:
+    many = (
+        f"{count} threads run {function}() and each keeps" if count > 1 else f"a thread in {function}() keeps"
+    )
+    return f"{many} its {name}; let them end (join them, use a pool of a fixed size), or del {name} before they wait"
+
+
+def generators(name: str) -> str:
+    return (
+        f"each suspended generator in {name} keeps its locals alive; exhaust or close() them, and drop them"
+    )
+
+
+def dataset(name: str) -> str:
+    return (
+        f"the dataset keeps what it has loaded in {name}, which gets a new entry each time; bound it, or cache outside "
+        "the dataset (with num_workers > 0 every worker keeps a copy of its own)"
+    )
+
+
+def weak(name: str) -> str:
+    return (
+        f"a weak dictionary drops an entry only when its key dies, and the keys of {name} live on; a value that "
+        "refers to its own key keeps it alive: store what the value needs, not the key"
+    )
+
+
+def graph_bounded(name: str, capacity: int) -> str:
+    return (
+        f"each entry of {name} keeps its autograd graph, and there is room for {capacity:,}; store detached tensors "
+        "(t.detach().cpu()), which is what a buffer of past results needs"
+    )
 
 
 def unfinished() -> str:

@@ -12,12 +12,23 @@ from typing import Any, Callable, Dict, List
 from . import _trouble
 from ._clock import GRAPH, MODULE, STEPPER, Clock
 
-optimizers: Dict[int, Any] = {}  # first parameter's id -> weak reference to the optimizer that steps it now
+
+class Stepping:
+    """An optimizer that has stepped: a weak reference, the step in which it was made, and the first and the newest
+    in which it stepped."""
+
+    __slots__ = ("first", "last", "made", "optimizer")
+
+    def __init__(self, optimizer: Any, step: int, made: int = 0) -> None:
+        self.optimizer, self.first, self.last, self.made = optimizer, step, step, made
+
+
+optimizers: Dict[int, Stepping] = {}  # by the id of the first parameter: the one that steps it now
 
 
 def install(clock: Clock) -> None:
     """Puts every hook in place; one that does not fit this torch is said on stderr and left out."""
-    for part in (_optimizer, _backward, _modes, _loaders, _graphs, _servers):
+    for part in (_optimizer, _births, _backward, _modes, _loaders, _workers, _graphs, _servers):
         try:
             part(clock)
         except Exception:
@@ -44,6 +55,14 @@ def _hide(*functions: Any) -> None:
         skip_code(function.__code__)
 
 
+def _key(optimizer: Any) -> int:
+    """What an optimizer goes by: its first parameter, which a second optimizer of the same model shares."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            return id(parameter)
+    return id(optimizer)
+
+
 def _optimizer(clock: Clock) -> None:
     import importlib
     import weakref
@@ -55,13 +74,15 @@ def _optimizer(clock: Clock) -> None:
         if compiling():
             return
         try:
-            key = id(optimizer.param_groups[0]["params"][0])
+            key = _key(optimizer)
             clock.optimizer_begins(key, id(optimizer))
             known = optimizers.get(key)
-            if known is None or known() is not optimizer:
+            if known is not None and known.optimizer() is optimizer:
+                known.last = clock.steps
+            else:
                 if len(optimizers) > 1000:
                     optimizers.clear()
-                optimizers[key] = weakref.ref(optimizer)
+                optimizers[key] = Stepping(weakref.ref(optimizer), clock.steps, _made.get(id(optimizer), 0))
         except Exception:
             _trouble.said("the optimizer's pre-step hook")
 
@@ -70,15 +91,37 @@ def _optimizer(clock: Clock) -> None:
             return
         try:
             if not _capturing:
-                clock.optimizer_ends(id(optimizer.param_groups[0]["params"][0]))
+                clock.optimizer_ends(_key(optimizer))
             elif _capturing[-1] is None:
                 _capturing[-1] = True
         except Exception:
             _trouble.said("the optimizer's post-step hook")
 
-    _hide(before, after, Clock.optimizer_begins, Clock.optimizer_ends, Clock.step)
+    _hide(_key, before, after, Clock.optimizer_begins, Clock.optimizer_ends, Clock.step)
     module.register_optimizer_step_pre_hook(before)
     module.register_optimizer_step_post_hook(after)
+
+
+_made: Dict[
+    int, int
+] = {}  # id of an optimizer -> the step in which it was made; an id that is used again is set anew
+
+
+def _births(clock: Clock) -> None:
+    """Notes when optimizers are made: one that is made after another's last step may have taken its place."""
+    from torch.optim import Optimizer
+
+    original = Optimizer.__init__
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        if len(_made) > 10000:
+            _made.clear()
+        _made[id(self)] = clock.steps
+        original(self, *args, **kwargs)
+
+    _hide(__init__)
+    Optimizer.__init__ = __init__
 
 
 def _backward(clock: Clock) -> None:
@@ -142,6 +185,19 @@ def _switched(clock: Clock, module: Any, mode: bool) -> None:
         _trouble.said("Module.train")
 
 
+def _length(loader: Any) -> Any:
+    """Batches of a pass, where asking changes nothing: a loader over an IterableDataset that was asked once
+    warns of every sample beyond."""
+    from torch.utils.data import IterableDataset
+
+    if isinstance(loader.dataset, IterableDataset):
+        return None
+    try:
+        return len(loader)
+    except Exception:  # no length, or the user's __len__ fails: his own call will say so
+        return None
+
+
 def _loaders(clock: Clock) -> None:
     import torch
     from torch.utils.data import DataLoader
@@ -153,17 +209,19 @@ def _loaders(clock: Clock) -> None:
     def __iter__(self: Any) -> Any:
         try:
             if not clock.asleep and grad_enabled():
-                try:
-                    length = len(self)
-                except Exception:  # no length, or the user's __len__ fails: his own call will say so
-                    length = None
-                clock.loader_begins(id(self.dataset), length)
+                clock.loader_begins(id(self.dataset), _length(self))
         except Exception:
             _trouble.said("DataLoader.__iter__")
         return original(self)
 
     _hide(__iter__)
     DataLoader.__iter__ = __iter__
+
+
+def _workers(clock: Clock) -> None:
+    from . import _workers as workers
+
+    workers.watch(workers.Workers(clock.library))
 
 
 _capturing: List[Any] = []  # one entry for each capture under way: True once an optimizer has stepped in it
@@ -258,3 +316,50 @@ def _servers(clock: Clock) -> None:
 
     _hide(__init__)
     Optimizer.__init__ = __init__
+    _compiled_servers(clock)
+
+
+def _compiled_servers(clock: Clock) -> None:
+    """Compiled modules warn of hooks on all modules at every call: with the first of them those hooks go, and
+    calls of compiled modules are seen instead."""
+    import torch
+
+    original = getattr(torch, "compile", None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def compile(*args: Any, **kwargs: Any) -> Any:
+        made = original(*args, **kwargs)
+        try:
+            if _server_handles and torch.compile is compile:
+                torch.compile = original
+                _retire()
+                _watch_compiled(clock)
+        except Exception:
+            _trouble.said("torch.compile")
+        return made
+
+    _hide(compile)
+    torch.compile = compile
+
+
+def _watch_compiled(clock: Clock) -> None:
+    from torch._dynamo.eval_frame import OptimizedModule
+
+    original, compiling = OptimizedModule.__call__, _compiling()
+    here = threading.local()
+
+    @functools.wraps(original)
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if compiling() or clock.leader.hopeful or getattr(here, "inside", False):
+            return original(self, *args, **kwargs)
+        here.inside = True
+        try:
+            clock.tick(MODULE, ("module", id(self)))
+            return original(self, *args, **kwargs)
+        finally:
+            here.inside = False
+
+    _hide(__call__)
+    OptimizedModule.__call__ = __call__

@@ -32,6 +32,9 @@ _SIGNATURES = {
     "strandline_phase": (ctypes.c_int, [ctypes.c_int]),
     "strandline_candidates": (ctypes.c_size_t, [ctypes.c_void_p, ctypes.c_size_t]),
     "strandline_explain": (ctypes.c_int, [ctypes.c_uint64, ctypes.c_char_p]),
+    "strandline_collecting": (ctypes.c_int, [ctypes.c_int]),
+    "strandline_remark": (ctypes.c_int, [ctypes.c_char_p]),
+    "strandline_trim": (ctypes.c_int, [ctypes.c_int]),
     "strandline_finish": (ctypes.c_int, []),
     "strandline_report": (ctypes.c_int, [ctypes.c_char_p]),
     "strandline_stats": (ctypes.c_size_t, [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t]),
@@ -52,6 +55,7 @@ class Library:
         self.epoch = self._functions["epoch"]
         self.phase = self._functions["phase"]
         self.mode = self._functions["mode"]
+        self.collecting = self._functions["collecting"]
 
     def abi_version(self) -> int:
         return int(self._functions["abi_version"]())
@@ -69,6 +73,14 @@ class Library:
 
     def explain(self, identity: int, answer: Dict[str, Any]) -> int:
         return int(self._functions["explain"](identity, json.dumps(answer).encode()))
+
+    def remark(self, remark: Dict[str, str]) -> int:
+        """Something worth knowing that is no finding: kind, what, because, fix."""
+        return int(self._functions["remark"](json.dumps(remark).encode()))
+
+    def trim(self) -> int:
+        """Gives the host's cache back: what no block lies in."""
+        return int(self._functions["trim"](-1))
 
     def finish(self) -> int:
         """The run is over: the last report, once."""

@@ -12,7 +12,7 @@ from typing import Any, Dict, List, NamedTuple, Optional
 
 from ._code import Statement, expressions, text
 from ._path import _LRU
-from ._source import Holder, Matcher, Store, finds, stripped
+from ._source import Finder, Holder, Matcher, Store, _empty, _pairs, finds, stripped
 
 _TAKERS = {"pop", "popleft", "popitem", "clear", "remove", "discard", "delete", "evict", "trim", "truncate"}
 
@@ -90,6 +90,77 @@ def begun_anew(store: Store, holder: Holder) -> Optional[Bound]:
         where = f"{os.path.basename(store.file.name)}:{statement.line}"
         return Bound(f"emptied at each turn of the outer loop ({where})", None, None)
     return None
+
+
+def emptied(store: Store, holder: Holder, receivers: List[str], finder: Finder) -> Optional[Bound]:
+    """An object that is told to empty itself, without condition, at each turn of a loop around the adding."""
+    adder = getattr(store.statement.function, "name", "")
+    if store.how == "call":  # a library adds; the line is the user's call of it
+        names, adder = ["reset"], ""
+    else:
+        names = _emptying(store, holder)
+    if not names or not receivers:
+        return None
+    for place in finder.user_files:
+        file = finder.files.get(place)
+        for statement in file.statements:
+            if not statement.loops or any(isinstance(test, ast.If) for test in statement.tests):
+                continue
+            if statement.node is store.statement.node or not _tells(statement, names, receivers, holder):
+                continue
+            turn = [s for s in file.statements if s.loops[: len(statement.loops)] == statement.loops]
+            same = any(s.node is store.statement.node for s in turn)
+            if same or (adder and _reaches(turn, adder, finder)):
+                where = f"{os.path.basename(file.name)}:{statement.line}"
+                return Bound(f"emptied at each turn of the outer loop ({where})", None, None)
+    return None
+
+
+def _emptying(store: Store, holder: Holder) -> List[str]:
+    """The methods of the holder's class that empty it, whatever happens."""
+    if holder.kind != "attribute":
+        return []
+    match = finds(holder)
+    found = []
+    for statement in store.file.statements:
+        function = getattr(statement.function, "name", "")
+        if statement.cls not in holder.classes or statement.tests or function in ("", "__init__"):
+            continue
+        node = statement.node
+        pairs = [
+            pair
+            for target in (node.targets if isinstance(node, ast.Assign) else [])
+            for pair in _pairs(target, node.value)
+        ]
+        anew = any(match(target) and _empty(value) for target, value in pairs)
+        cleared = _takes(statement, match) and ".clear(" in text(node)
+        if (anew or cleared) and statement.function is not store.statement.function:
+            found.append(function)
+    return found
+
+
+def _tells(statement: Statement, names: List[str], receivers: List[str], holder: Holder) -> bool:
+    for node in expressions(statement.node):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in names:
+            receiver = text(node.func.value).rsplit(".", 1)[-1]
+            if receiver in receivers and (receiver != "self" or statement.cls in holder.classes):
+                return True
+    return False
+
+
+def _reaches(statements: List[Statement], adder: str, finder: Finder) -> bool:
+    """Whether the statements call the function, or one that does."""
+    called = _called_names(statements)
+    if adder in called:
+        return True
+    for place in finder.user_files:
+        file = finder.files.get(place)
+        for node, _ in file.functions:
+            if node.name in called and adder in _called_names(
+                [s for s in file.statements if s.function is node]
+            ):
+                return True
+    return False
 
 
 def _called_names(statements: List[Statement]) -> Dict[str, None]:

@@ -50,6 +50,7 @@ class Path:
         self.root, self.prefix, self.steps, self.file = root, prefix, steps, file
         self.tail: Tuple[str, ...] = ()
         self.through_graph = False
+        self.nodes = 0  # of the graph behind the tensor at the end of the steps
         self.scalar = False  # the tensor at the end of the steps is a single number
         self.sizes = (0, 0)  # bytes of the tensor, bytes of its storage
         self.suspended = False  # it begins at a generator or a coroutine
@@ -99,6 +100,8 @@ def write(chain: Chain, roots: Roots) -> Path:
         label = os.path.basename(file)
         if module is not None and module.__name__ != "__main__" and not label.endswith(".py"):
             label = module.__name__
+        if label == "sys":
+            return Path("global", "sys.", [step, *_steps(links[1:])], file)
         return Path("global", f"{label}: global ", [step, *_steps(links[1:])], file)
     if chain.root == "local" and chain.local is not None:
         place = chain.local

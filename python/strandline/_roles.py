@@ -8,6 +8,62 @@ from typing import Any, Dict, List, Set
 
 from ._tensors import Blocks, parts, storage_address
 
+_RESTS = 40  # steps in which an optimizer may rest before it is taken for an old one, at least
+
+
+def in_use(known: List[Any]) -> Set[int]:
+    """Ids of the optimizers that still step: not those that one made later has replaced, one like them at once, any
+    other when they rest for longer than they ever worked. `known`: records with `optimizer` (weak), and in steps
+    `made`, `first` and `last`. Those that were all made beforehand (an ensemble, a GAN) replace each other never."""
+    alive = [(record, record.optimizer()) for record in known]
+    alive = [(record, optimizer) for record, optimizer in alive if optimizer is not None]
+    now = max((record.last for record, _ in alive), default=0)
+    newest: Dict[Any, int] = {}
+    kinds: Dict[int, Any] = {}
+    for record, optimizer in alive:
+        kind = kinds[id(optimizer)] = _alike(optimizer)
+        newest[kind] = max(newest.get(kind, 0), record.made)
+    youngest = max(newest.values(), default=0)
+    return {
+        id(optimizer)
+        for record, optimizer in alive
+        if newest[kinds[id(optimizer)]] <= record.last
+        and (
+            youngest <= record.last or now - record.last <= max(_RESTS, 3 * (record.last - record.first + 1))
+        )
+    }
+
+
+def _alike(optimizer: Any) -> Any:
+    """What two optimizers share that are made by one line: their class and the sizes of what they train."""
+    try:
+        sizes = tuple(p.numel() for group in optimizer.param_groups for p in group["params"])
+    except Exception:
+        sizes = ()
+    return type(optimizer), sizes
+
+
+def module_path(modules: List[Any], wanted: Any) -> str:
+    """The dotted name of a submodule inside the outermost module that holds it, "" if there is none."""
+    inside: Set[int] = set()
+    for module in modules:
+        try:
+            inside.update(id(child) for child in module.__dict__["_modules"].values())
+        except Exception:
+            continue
+    if id(wanted) not in inside:
+        return ""
+    for module in modules:
+        if id(module) in inside:
+            continue
+        try:
+            for name, child in module.named_modules():
+                if child is wanted:
+                    return f"{type(module).__name__}.{name}"
+        except Exception:
+            continue
+    return ""
+
 
 def roles(optimizers: List[Any], current: Set[int], modules: List[Any], blocks: Blocks) -> Dict[int, str]:
     """For each excused block the reason why it is no leak. `current`: ids of the optimizers that step."""

@@ -55,8 +55,8 @@ def locals_of(frame: FrameType) -> Dict[str, Any]:
         return seen if type(seen) is dict else dict(seen)
     names = dict(seen)
     if (
-        sys.version_info < (3, 13) and sys.getrefcount(seen) <= 3
-    ):  # `seen`, the argument, the frame: not the user's
+        sys.version_info < (3, 13) and frame.f_trace is None and sys.getrefcount(seen) <= 3
+    ):  # `seen`, the argument, the frame: not the user's, and no debugger that would write it back
         seen.clear()
     return names
 
@@ -68,7 +68,7 @@ class Roots:
         self.globals: Dict[int, Any] = {}  # id of a module's dict -> module
         self.locals: Dict[int, List[Local]] = {}  # id of a value -> the names it has in frames
         self.frames: Set[int] = set()
-        self.user_functions: Set[Tuple[str, str]] = set()
+        self.threads: Dict[Tuple[str, str], int] = {}  # (file, function) -> how many other threads run it
         for module in list(sys.modules.values()):
             names = (
                 object.__getattribute__(module, "__dict__") if ModuleType in type(module).__mro__ else None
@@ -83,9 +83,12 @@ class Roots:
         me = threading.get_ident()
         for thread, innermost in sys._current_frames().items():
             depth, frame = 0, innermost
+            running: Set[Tuple[str, str]] = set()
             while frame is not None:
                 code = frame.f_code
                 self.frames.add(id(frame))
+                if thread != me:
+                    running.add((code.co_filename, code.co_name))
                 if not is_ours(code) and code.co_flags & _OPTIMIZED:
                     for name, value in locals_of(frame).items():
                         if value is None or type(value) in _PLAIN:
@@ -98,6 +101,8 @@ class Roots:
                     self.globals[id(frame.f_globals)] = None  # a script run by exec or runpy
                 depth += 1
                 frame = frame.f_back  # type: ignore[assignment]
+            for place in running:
+                self.threads[place] = self.threads.get(place, 0) + 1
             del frame
         del innermost
 

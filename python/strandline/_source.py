@@ -143,6 +143,17 @@ class Finder:
                     found.append(Store(self._adjusted(score, file, statement), "call", file, statement))
         return sorted(found, key=lambda store: -store.score)
 
+    def call(self, names: Sequence[str], keyword: str = "", argument: str = "") -> Optional[Tuple[File, int]]:
+        """The line of the user's that calls one of `names` (any function: no names) with a keyword that is true, or
+        hands over `argument` (a function's name); files of the allocation's stack first."""
+        for place in self.user_files:
+            file = self.files.get(place)
+            for statement in file.statements:
+                for node in expressions(statement.node):
+                    if isinstance(node, ast.Call) and _is_call(node, names, keyword, argument):
+                        return file, statement.line
+        return None
+
     # scopes
     def _scopes(self, holder: Holder) -> Iterator[Tuple[File, List[Statement]]]:
         if holder.kind == "local":
@@ -282,6 +293,26 @@ class Finder:
                         yield store._replace(score=store.score - 3)
             if seen:
                 return
+
+
+def _is_call(node: Any, names: Sequence[str], keyword: str, argument: str) -> bool:
+    called = node.func
+    name = (
+        called.id
+        if isinstance(called, ast.Name)
+        else called.attr
+        if isinstance(called, ast.Attribute)
+        else ""
+    )
+    if names and name not in names:
+        return False
+    if keyword:
+        values = [each.value for each in node.keywords if each.arg == keyword]
+        return any(not isinstance(value, ast.Constant) or bool(value.value) for value in values)
+    if argument:
+        values = [*node.args, *[each.value for each in node.keywords]]
+        return any(text(value).rsplit(".", 1)[-1] == argument.rsplit(".", 1)[-1] for value in values)
+    return True
 
 
 def _inside(statement: Statement, function: Any, file: File) -> bool:

@@ -41,6 +41,7 @@ class Found(NamedTuple):
     sources: List[Any]  # tensors with a graph behind them
     optimizers: List[Any]
     modules: List[Any]
+    tied: List[Any]  # leaf tensors whose gradient has a graph
 
 
 def storage_address(tensor: Any) -> int:
@@ -70,7 +71,7 @@ def find(objects: List[Any], blocks: Blocks, is_ours: Callable[[Any], bool]) -> 
 
     tensor_type, optimizer_type, module_type = torch.Tensor, torch.optim.Optimizer, torch.nn.Module
     kinds: Dict[type, int] = {}
-    found = Found({}, [], [], [])
+    found = Found({}, [], [], [], [])
     with torch._C.DisableTorchFunctionSubclass():
         for candidate in objects:
             kind = type(candidate)
@@ -110,6 +111,8 @@ def _look(tensor: Any, blocks: Blocks, found: Found) -> None:
         if tensor.is_leaf:
             grad = tensor.grad
             if grad is not None:
+                if grad.grad_fn is not None:
+                    found.tied.append(tensor)
                 for part in parts(grad):
                     block = blocks.at(storage_address(part))
                     if block is not None:

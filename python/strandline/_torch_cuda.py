@@ -106,8 +106,12 @@ def _declare(library):
         "strandline_torch_reset_peak": (None, [ctypes.c_int]),
         "strandline_torch_reset_accumulated": (None, [ctypes.c_int]),
         "strandline_torch_get_memory_fraction": (ctypes.c_double, [ctypes.c_int]),
-        "strandline_torch_record_history": (None, [ctypes.c_int, ctypes.c_uint64]),
+        "strandline_torch_record_history": (
+            None,
+            [ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_uint64, ctypes.c_int],
+        ),
         "strandline_torch_history_enabled": (ctypes.c_int, []),
+        "strandline_torch_enable_cache": (None, [ctypes.c_int]),
         "strandline_torch_report_to_profiler": (ctypes.c_int, [ctypes.c_int]),
         "strandline_torch_replace_methods": (text, [ctypes.c_int, ctypes.c_int]),
     }
@@ -258,14 +262,17 @@ def _patch_snapshot(torch, library, result):
     def snapshot(pool=None):
         first, second, traces = ((*tuple(pool), True))[:3] if pool is not None else (0, 0, True)
         answer = _json(library, library.strandline_torch_snapshot(first, second, int(bool(traces))))
+        # Each stack once, and shared by its entries: a pickle keeps it once, too.
+        stacks = answer.pop("stacks")
         for segment in answer["segments"]:
             segment["segment_pool_id"] = tuple(segment["segment_pool_id"])
         for entries in answer["device_traces"]:
             for entry in entries:
                 if entry["action"] == "oom":
                     entry["device_free"] = entry.pop("addr")
-                if not entry["frames"]:
-                    del entry["frames"]
+                frames = stacks.get(str(entry.pop("stack")))
+                if frames:
+                    entry["frames"] = frames
                 entry.setdefault("compile_context", "")
                 entry.setdefault("user_metadata", "")
         while len(answer["device_traces"]) < torch.cuda.device_count():
@@ -296,25 +303,47 @@ def _settings():
 
 
 def _patch_history(torch, library, result):
-    """`torch.cuda.memory._record_memory_history`. Stacks are recorded by strandline in any case; torch's own
-    function would also hook every operator, for stacks that nobody would read."""
+    """`torch.cuda.memory._record_memory_history`: past events for snapshots. The stacks of live blocks are
+    known in any case; torch's own function would also hook every operator, for stacks that nobody would read."""
+    contexts = {None: 0, "state": 1, "alloc": 2, "all": 3}
 
-    def record(enabled, context="all", stacks="all", max_entries=sys.maxsize, *_, **__):
-        on = enabled is not None and enabled is not False
-        library.strandline_torch_record_history(int(on), min(int(max_entries), 2**64 - 1))
+    def tell(enabled, context, native, entries, clear):
+        entries = max(0, min(int(entries), 2**64 - 1))
+        library.strandline_torch_record_history(int(enabled), context, int(native), entries, int(clear))
+
+    def option(name, value, allowed):
+        if value not in allowed:
+            raise RuntimeError(f"expected {name} to be one of {sorted(map(str, allowed))}, got {value!r}")
+
+    def record(enabled, context="all", stacks="all", max_entries=sys.maxsize, clear_history=False, *_, **__):
+        option("enabled", enabled, (None, "state", "all"))
+        option("context", context, contexts)
+        option("stacks", stacks, ("python", "all"))
+        # "state" is about live blocks: no past events.
+        entries = max_entries if enabled == "all" else 0
+        tell(enabled is not None, contexts[context], stacks == "all", entries, clear_history)
 
     def record_legacy(
         enabled,
         record_context=True,
         trace_alloc_max_entries=1,
         trace_alloc_record_context=False,
+        record_context_cpp=False,
+        clear_history=False,
         *_,
         **__,
     ):
-        library.strandline_torch_record_history(int(bool(enabled)), int(trace_alloc_max_entries))
+        context = 3 if trace_alloc_record_context else 1 if record_context else 0
+        tell(bool(enabled), context, record_context_cpp, trace_alloc_max_entries, clear_history)
 
     _patch(torch._C, "_cuda_record_memory_history", record, result)
     _patch(torch._C, "_cuda_record_memory_history_legacy", record_legacy, result)
+    _patch(
+        torch._C,
+        "_cuda_cudaCachingAllocator_enable",
+        lambda value: library.strandline_torch_enable_cache(int(bool(value))),
+        result,
+    )
     _patch(
         torch._C,
         "_cuda_isHistoryEnabled",

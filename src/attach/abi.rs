@@ -4,7 +4,7 @@
 //! the header; the assignments at the end of this file fail to compile when a definition here differs.
 
 use super::process::{self, State};
-use super::{python_boot, say_once};
+use super::{c_allocator, cuda_api, python_boot, say_once};
 use std::ffi::{CStr, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicBool;
@@ -19,9 +19,27 @@ use bindings::{
     STRANDLINE_EINACTIVE, STRANDLINE_EINTERNAL, STRANDLINE_EINVAL, STRANDLINE_EIO, STRANDLINE_ENOENT,
 };
 
-/// Runs `f`; a panic becomes `fault`, said once.
+/// Puts the caller's errno back when it goes.
+pub(super) struct Errno(c_int);
+
+impl Errno {
+    pub(super) fn keep() -> Errno {
+        // SAFETY: the thread's own errno.
+        Errno(unsafe { *libc::__errno_location() })
+    }
+}
+
+impl Drop for Errno {
+    fn drop(&mut self) {
+        // SAFETY: the thread's own errno.
+        unsafe { *libc::__errno_location() = self.0 };
+    }
+}
+
+/// Runs `f`; a panic becomes `fault`, said once. The caller's errno is as it was.
 pub(super) fn guarded<T>(fault: T, f: impl FnOnce() -> T) -> T {
     static SAID: AtomicBool = AtomicBool::new(false);
+    let _errno = Errno::keep();
     catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
         let what = panic
             .downcast_ref::<String>()
@@ -34,12 +52,29 @@ pub(super) fn guarded<T>(fault: T, f: impl FnOnce() -> T) -> T {
 }
 
 fn active(f: impl FnOnce(&'static State) -> c_int) -> c_int {
-    guarded(STRANDLINE_EINTERNAL, || process::state().map_or(STRANDLINE_EINACTIVE, f))
+    let code = guarded(STRANDLINE_EINTERNAL, || process::state().map_or(STRANDLINE_EINACTIVE, f));
+    if code < 0 {
+        c_allocator::keep(why(code).into());
+    }
+    code
+}
+
+/// A code in words, where nothing more is known.
+fn why(code: c_int) -> &'static str {
+    match code {
+        STRANDLINE_EINVAL => "An argument is not what the function takes.",
+        STRANDLINE_EINACTIVE => {
+            "strandline is not active in this process; call strandline_open or strandline_start first."
+        }
+        STRANDLINE_ENOENT => "There is no such thing.",
+        STRANDLINE_EIO => "A file could not be written, for the reason on stderr.",
+        _ => "A fault of strandline's own; see stderr.",
+    }
 }
 
 /// # Safety
 /// `text` is null or a terminated string.
-unsafe fn text<'a>(text: *const c_char) -> Option<&'a str> {
+pub(super) unsafe fn text<'a>(text: *const c_char) -> Option<&'a str> {
     if text.is_null() {
         return None;
     }
@@ -51,7 +86,7 @@ unsafe fn text<'a>(text: *const c_char) -> Option<&'a str> {
 ///
 /// # Safety
 /// `buffer` has room for `size` bytes, or `size` is 0.
-unsafe fn fill(text: &str, buffer: *mut c_char, size: usize) -> usize {
+pub(super) unsafe fn fill(text: &str, buffer: *mut c_char, size: usize) -> usize {
     if size > 0 && !buffer.is_null() {
         let n = text.len().min(size - 1);
         // SAFETY: n + 1 <= size bytes are written.
@@ -83,10 +118,16 @@ pub extern "C" fn strandline_version() -> *const c_char {
 pub unsafe extern "C" fn strandline_start(mode: c_int, options: *const c_char) -> c_int {
     // SAFETY: the caller's contract.
     let options = unsafe { text(options) };
-    guarded(STRANDLINE_EINTERNAL, || match process::start(mode, options) {
+    let code = guarded(STRANDLINE_EINTERNAL, || match process::start(mode, options) {
         Ok(()) => 0,
         Err(_) => STRANDLINE_EINVAL,
-    })
+    });
+    if code < 0 {
+        c_allocator::keep(format!(
+            "Accounting did not begin in mode {mode}: see stderr, and strandline_mode()."
+        ));
+    }
+    code
 }
 
 /// See `strandline.h`.
@@ -98,6 +139,7 @@ pub extern "C" fn strandline_mode() -> c_int {
 /// See `strandline.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn strandline_step() -> c_int {
+    cuda_api::pulse::by_hand();
     active(|state| state.step() as c_int)
 }
 
@@ -146,6 +188,28 @@ pub unsafe extern "C" fn strandline_explain(id: u64, answer: *const c_char) -> c
         return STRANDLINE_EINVAL;
     };
     active(|state| if state.explain(id, answer) { 0 } else { STRANDLINE_ENOENT })
+}
+
+/// See `strandline.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn strandline_collecting(on: c_int) -> c_int {
+    active(|state| {
+        state.clock.collecting(on != 0);
+        0
+    })
+}
+
+/// See `strandline.h`.
+///
+/// # Safety
+/// `remark` is a terminated string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn strandline_remark(remark: *const c_char) -> c_int {
+    // SAFETY: the caller's contract.
+    let Some(remark) = (unsafe { text(remark) }) else {
+        return STRANDLINE_EINVAL;
+    };
+    active(|state| if state.remark(remark) { 0 } else { STRANDLINE_EINVAL })
 }
 
 /// See `strandline.h`.
@@ -208,6 +272,8 @@ const _: () = {
     ];
     let _ =
         [header::strandline_explain as unsafe extern "C" fn(u64, *const c_char) -> c_int, strandline_explain];
+    let _ = [header::strandline_collecting as unsafe extern "C" fn(c_int) -> c_int, strandline_collecting];
+    let _ = [header::strandline_remark as unsafe extern "C" fn(*const c_char) -> c_int, strandline_remark];
     let _ = [header::strandline_report as unsafe extern "C" fn(*const c_char) -> c_int, strandline_report];
     let _ = [header::strandline_finish as unsafe extern "C" fn() -> c_int, strandline_finish];
     let _ = [

@@ -50,7 +50,10 @@ def _strandline_boot():
             import traceback
 
             where = traceback.extract_tb(error.__traceback__)[-1]
-            os.write(2, f"strandline: could not start ({type(error).__name__}: {error}, at {where.filename}:{where.lineno}); the job runs without it\n".encode())
+            os.write(
+                2,
+                f"strandline: could not start ({type(error).__name__}: {error}, at {where.filename}:{where.lineno}); the job runs without it\n".encode(),
+            )
 
     torch = sys.modules.get("torch")
     spec = getattr(torch, "__spec__", None)
@@ -76,7 +79,9 @@ try:
 except BaseException as _strandline_error:
     import os as _strandline_os
 
-    _strandline_os.write(2, f"strandline: could not start ({_strandline_error!r}); the job runs without it\n".encode())
+    _strandline_os.write(
+        2, f"strandline: could not start ({_strandline_error!r}); the job runs without it\n".encode()
+    )
     del _strandline_os
 finally:
     del _strandline_boot

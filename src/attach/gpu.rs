@@ -3,6 +3,7 @@
 //! Must not know torch's layouts. Invariants: a device is opened at its first block, never before (a job that
 //! only asks how many there are must not make a context); in a forked child nothing is touched.
 
+use super::history::{Action, Wish};
 use super::outcome;
 use super::process::{self, Stacks};
 use super::served::Served;
@@ -16,20 +17,32 @@ use crate::stacks::{self, StackId};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Requests from here on are a mistake in the program; torch's own allocator says so, too.
+const EXA: u64 = 1 << 60;
 
 /// Devices that a process may have.
 pub const DEVICES: usize = 64;
 
 /// Every GPU of the process.
 pub struct Gpus {
-    clock: &'static Clock,
+    pub(super) clock: &'static Clock,
     served: [OnceLock<Served<CudaDriver>>; DEVICES],
     /// One thread opens a device at a time: a driver call may take a second.
-    opening: Mutex<()>,
+    pub(super) opening: Mutex<()>,
     fractions: Mutex<HashMap<i32, f64>>,
+    /// The last wish for past events, for devices that are opened later.
+    wish: Mutex<Option<Wish>>,
     imported: Mutex<HashMap<Address, (i32, Imported)>>,
-    /// Observer mode: what torch's own allocator hands out.
-    pub(super) watched: [OnceLock<Watched>; DEVICES],
+    /// `torch.cuda.caching_allocator_enable(False)`: blocks come straight from the driver; these are live.
+    uncached: AtomicBool,
+    direct: Mutex<HashMap<Address, (i32, u64)>>,
+    /// What others hand out: torch's own allocator in observer mode, or CUDA itself. Behind the devices come
+    /// two kinds of host memory (`process::PINNED`, `process::MANAGED`).
+    pub(super) watched: [OnceLock<Watched>; DEVICES + 2],
+    /// Blocks that CUDA itself handed out.
+    pub(super) foreign: Mutex<super::foreign::Blocks>,
 }
 
 impl Gpus {
@@ -40,8 +53,12 @@ impl Gpus {
             served: [const { OnceLock::new() }; DEVICES],
             opening: Mutex::new(()),
             fractions: Mutex::new(HashMap::new()),
+            wish: Mutex::new(None),
             imported: Mutex::new(HashMap::new()),
-            watched: [const { OnceLock::new() }; DEVICES],
+            uncached: AtomicBool::new(false),
+            direct: Mutex::new(HashMap::new()),
+            watched: [const { OnceLock::new() }; DEVICES + 2],
+            foreign: Mutex::default(),
         }
     }
 
@@ -55,12 +72,12 @@ impl Gpus {
         self.watched.iter().filter_map(OnceLock::get)
     }
 
-    fn known(&self, device: i32) -> Option<&Served<CudaDriver>> {
+    pub(super) fn known(&self, device: i32) -> Option<&Served<CudaDriver>> {
         self.served.get(usize::try_from(device).ok()?)?.get()
     }
 
     #[inline]
-    fn device(&self, device: i32) -> Result<&Served<CudaDriver>, Refusal> {
+    pub(super) fn device(&self, device: i32) -> Result<&Served<CudaDriver>, Refusal> {
         match self.known(device) {
             Some(served) => Ok(served),
             None => self.first_use(device),
@@ -77,15 +94,30 @@ impl Gpus {
         if let Some(served) = place.get() {
             return Ok(served);
         }
+        if self.watched.get(device as usize).is_some_and(|watched| watched.get().is_some()) {
+            return Err(Refusal::Failed(format!(
+                "strandline already watches what others allocate on GPU {device}, and does not serve it as well: \
+                 open the device before the first block of CUDA's own."
+            )));
+        }
         let failed = |error: &DriverError| {
             Refusal::Failed(format!("strandline cannot use GPU {device}: {}.", CudaDriver::describe(error)))
         };
         let driver = CudaDriver::new(device).map_err(|error| failed(&error))?;
         let total = driver.memory_info().map_err(|error| failed(&error))?.total;
-        let config = Config { device: device as u32, limit: self.limit(device, total), ..Config::gpu() };
+        let mut config = Config { device: device as u32, limit: self.limit(device, total), ..Config::gpu() };
+        let (slack, wait) = super::options::slack();
+        config.slack = slack.unwrap_or(config.slack);
+        config.slack_moving = slack.unwrap_or(config.slack_moving);
+        config.slack_kept = slack.unwrap_or(config.slack_kept);
+        config.slack_before_wait = wait.unwrap_or(config.slack_before_wait);
         let heap = Heap::new(driver, config)
             .map_err(|error| Refusal::Failed(format!("strandline cannot use GPU {device}: {error}.")))?;
-        Ok(place.get_or_init(|| Served::new(device, heap, Some(total))))
+        let served = place.get_or_init(|| Served::new(device, heap, Some(total)));
+        if let Some(wish) = &*self.wish.lock() {
+            served.record_history(wish);
+        }
+        Ok(served)
     }
 
     fn limit(&self, device: i32, total: u64) -> Option<u64> {
@@ -94,8 +126,36 @@ impl Gpus {
     }
 
     /// The device and block of an address, if a heap of ours handed it out.
-    fn owner(&self, at: Address) -> Option<&Served<CudaDriver>> {
+    pub(super) fn owner(&self, at: Address) -> Option<&Served<CudaDriver>> {
         self.known(heap::AddressSpace::device_of(at)? as i32)
+    }
+
+    /// A block of its own from the driver, for tools that watch the driver's allocations.
+    #[cold]
+    fn malloc_direct(&self, served: &Served<CudaDriver>, size: u64) -> Result<Address, Refusal> {
+        let device = served.device();
+        match served.lock().heap.driver().allocate(size) {
+            Ok(at) => {
+                self.direct.lock().insert(at, (device, size));
+                Ok(at)
+            }
+            Err(DriverError::OutOfMemory) => Err(Refusal::OutOfMemory(format!(
+                "CUDA out of memory. Tried to allocate {} on GPU {device} with the caching allocator disabled.",
+                outcome::torch_size(size)
+            ))),
+            Err(error) => Err(Refusal::Failed(CudaDriver::describe(&error))),
+        }
+    }
+
+    /// Gives a block of `malloc_direct` back; the driver waits for the work that uses it. Foreign addresses
+    /// are ignored.
+    #[cold]
+    fn free_direct(&self, at: Address) {
+        let Some((device, size)) = self.direct.lock().remove(&at) else { return };
+        if let Some(served) = self.known(device) {
+            let done = served.lock().heap.driver().deallocate(at, size);
+            done.unwrap_or_else(|error| super::say(format_args!("{}", CudaDriver::describe(&error))));
+        }
     }
 
     fn out_of_memory(&self, device: i32, error: &HeapError) -> Refusal {
@@ -131,7 +191,7 @@ impl Gpus {
 /// The stack of an allocation: the thread's own Python frames; in a backward pass the forward line whose
 /// gradient is being computed; else native frames.
 #[inline]
-fn stack() -> StackId {
+pub(super) fn stack() -> StackId {
     let own = stacks::capture();
     match torch::autograd::link(own.0) {
         Some(forward) => StackId(forward),
@@ -149,20 +209,39 @@ fn alive() -> Option<()> {
 impl Service for Gpus {
     fn malloc(&self, size: usize, device: i32, stream: Stream) -> Result<Address, Refusal> {
         if alive().is_none() {
+            if process::is_faulted() {
+                return self.malloc_direct(self.device(device)?, size as u64);
+            }
             return Err(Refusal::Failed("strandline: CUDA cannot be used in a forked process.".into()));
         }
+        if size as u64 >= EXA {
+            return Err(Refusal::OutOfMemory(
+                "CUDA out of memory. Tried to allocate more than 1EB memory.".into(),
+            ));
+        }
         let served = self.device(device)?;
+        if self.uncached.load(Ordering::Relaxed) {
+            return self.malloc_direct(served, size as u64);
+        }
         served
             .malloc(size as u64, stream, stack(), self.clock)
             .map_err(|error| self.out_of_memory(device, &error))
     }
 
     fn free(&self, at: Address) {
-        if alive().is_some()
-            && let Some(served) = self.owner(at)
-        {
-            served.free(at, self.clock).map_or_else(super::fault_of_a_free, drop);
+        match self.owner(at) {
+            // In a forked child nothing may be touched; after a fault the heap's blocks stay where they are.
+            _ if alive().is_none() && !process::is_faulted() => {}
+            Some(served) if alive().is_some() => {
+                served.free(at, self.clock).map_or_else(super::fault_of_a_free, drop);
+            }
+            Some(_) => {}
+            None => self.free_direct(at),
         }
+    }
+
+    fn enable_cache(&self, on: bool) {
+        self.uncached.store(!on, Ordering::Relaxed);
     }
 
     fn record_stream(&self, at: Address, stream: Stream) {
@@ -177,7 +256,7 @@ impl Service for Gpus {
     fn empty_cache(&self, _pool: Option<PoolId>) {
         if alive().is_some() {
             for served in self.open() {
-                served.lock().heap.trim();
+                served.trim();
             }
         }
     }
@@ -216,11 +295,19 @@ impl Service for Gpus {
         self.device(device).ok()?.lock().heap.driver().memory_info().ok()
     }
 
-    fn begin_pool(&self, device: i32, pool: PoolId, filter: Filter) {
-        if let Ok(served) = self.device(device) {
-            let filter = Box::new(move |stream| filter.accepts(stream));
-            let done = served.lock().heap.begin_pool(heap_pool(pool), filter);
-            done.unwrap_or_else(|error| super::say(format_args!("{error}")));
+    fn begin_pool(&self, device: i32, pool: PoolId, filter: Filter) -> bool {
+        let Ok(served) = self.device(device) else { return false };
+        let mut books = served.lock();
+        let capture = books.heap.driver().capture_probe();
+        // torch's filter of a graph throws where the stream cannot be asked, which must not happen under the
+        // lock: such a stream is not of the pool, and torch's next call on it says what is wrong with it.
+        let filter = Box::new(move |stream| capture.can_be_asked(stream) && filter.accepts(stream));
+        match books.heap.begin_pool(heap_pool(pool), filter) {
+            Ok(()) => true,
+            Err(error) => {
+                super::say(format_args!("{error}"));
+                false
+            }
         }
     }
 
@@ -280,16 +367,23 @@ impl Service for Gpus {
         }
     }
 
-    fn snapshot(&self, pool: Option<PoolId>, _traces: bool) -> torch::Snapshot {
+    fn snapshot(&self, pool: Option<PoolId>, traces: bool) -> torch::Snapshot {
         let mut snapshot = torch::Snapshot::default();
         for served in self.open() {
             // One lock for all of it; symbols are looked up after it.
-            let (segments, stacks) = {
-                let books = served.lock();
+            let (segments, stacks, recorded, events) = {
+                let mut books = served.lock();
+                let events = if traces { books.history() } else { Vec::new() };
                 let segments = books.heap.segments();
                 let tags = segments.iter().flat_map(|segment| &segment.blocks).map(|block| block.tag);
                 let stacks: HashMap<heap::Tag, u32> = tags.map(|tag| (tag, books.stack_of(tag))).collect();
-                (segments, stacks)
+                // What was recorded on request may say more (native frames) than the ledger needs.
+                let recorded = books.history().into_iter().filter(|event| event.stack != StackId::NONE);
+                let recorded: HashMap<Address, u32> = recorded
+                    .filter(|event| event.action == Action::Alloc)
+                    .map(|event| (event.at, event.stack.0))
+                    .collect();
+                (segments, stacks, recorded, events)
             };
             let mut names: HashMap<u32, Vec<torch::Frame>> = HashMap::new();
             for segment in segments {
@@ -308,7 +402,8 @@ impl Service for Gpus {
                     frames: if block.state == BlockState::Inactive {
                         Vec::new()
                     } else {
-                        let stack = stacks.get(&block.tag).copied().unwrap_or(0);
+                        let known = || stacks.get(&block.tag).copied().unwrap_or(0);
+                        let stack = recorded.get(&block.address).copied().unwrap_or_else(known);
                         names.entry(stack).or_insert_with(|| torch_frames(stack)).clone()
                     },
                 });
@@ -328,12 +423,31 @@ impl Service for Gpus {
                 });
             }
             snapshot.device_traces.resize((served.device() + 1) as usize, Vec::new());
+            for event in &events {
+                snapshot.stacks.entry(event.stack.0).or_insert_with(|| torch_frames(event.stack.0));
+            }
+            snapshot.device_traces[served.device() as usize] = events
+                .iter()
+                .map(|event| torch::TraceEntry {
+                    action: event.action.name(),
+                    addr: event.at,
+                    size: event.size,
+                    stream: event.stream.0,
+                    time_us: event.time_us,
+                    stack: event.stack.0,
+                })
+                .collect();
         }
         snapshot.segments.sort_by_key(|segment| segment.address);
         snapshot
     }
 
-    fn record_history(&self, _enabled: bool, _entries: usize) {}
+    fn record_history(&self, wish: &Wish) {
+        *self.wish.lock() = Some(*wish);
+        for served in self.open() {
+            served.record_history(wish);
+        }
+    }
 
     fn enable_peer(&self, device: i32, peer: i32) -> Result<(), Refusal> {
         let done = self.device(device)?.lock().heap.driver().enable_peer(peer);
@@ -359,7 +473,9 @@ impl Service for Gpus {
         let block = books.heap.block_at(at).ok_or_else(unknown)?;
         let exported = books.heap.driver().export(block.address, block.size);
         let exported = exported.map_err(|error| Refusal::Failed(CudaDriver::describe(&error)))?;
-        Ok(Shared { device: served.device(), offset: exported.offset, pieces: exported.pieces })
+        // torch may name a place inside a block (storage made by from_dlpack).
+        let offset = exported.offset + (at - block.address);
+        Ok(Shared { device: served.device(), offset, pieces: exported.pieces })
     }
 
     fn open_shared(&self, device: i32, pieces: &[(i32, u64)]) -> Result<Address, Refusal> {
@@ -382,7 +498,11 @@ impl Service for Gpus {
         if alive().is_none() {
             return;
         }
-        let Some(place) = usize::try_from(device).ok().and_then(|n| self.watched.get(n)) else { return };
+        let Some(place) =
+            usize::try_from(device).ok().filter(|n| *n < DEVICES).and_then(|n| self.watched.get(n))
+        else {
+            return;
+        };
         let watched = place.get_or_init(|| Watched::new(device));
         watched.saw(
             at,

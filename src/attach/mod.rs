@@ -9,9 +9,14 @@
 //! | [`served`] | one device: its heap and its ledger under one lock |
 //! | [`gpu`] | the GPUs: torch's questions answered from heaps and ledgers |
 //! | [`watched`] | one device whose blocks torch's own allocator hands out |
+//! | [`guard`] | overflows and uses of freed memory, where they are looked for |
 //! | [`outcome`] | what is told and written: new findings, reports, the end of the run |
 //! | [`abi`] | the C ABI of `include/strandline.h` |
+//! | [`c_allocator`] | the C ABI's allocator |
+//! | [`cuda_api`] | the allocation functions of CUDA, in programs that know nothing of strandline |
+//! | [`foreign`] | blocks that CUDA itself handed out |
 //! | [`torch`] | what torch asks of its CUDA allocator |
+//! | [`control`] | the socket by which a running job is asked and watched |
 //! | [`signal`] | reports on a signal, and before a terminating one |
 //! | [`fork`] | forked children stay inert |
 //! | [`launch`] | passing signals on from `strandline run` |
@@ -20,8 +25,14 @@
 //! output, result or exit code.
 
 pub mod abi;
+pub mod c_allocator;
+pub mod control;
+pub mod cuda_api;
+pub mod foreign;
 pub mod fork;
 pub mod gpu;
+pub mod guard;
+pub mod history;
 pub mod launch;
 pub mod options;
 pub mod outcome;

@@ -43,10 +43,19 @@ pub struct Options {
     pub out: Option<PathBuf>,
     /// Nothing on stderr except what must be said (`STRANDLINE_QUIET=1`).
     pub quiet: bool,
+    /// Writes outside of live blocks are looked for (`STRANDLINE_GUARD=1`), in host memory.
+    pub guard: bool,
     /// A report every so many steps (`STRANDLINE_EVERY`), 0 for never.
     pub every: u32,
     /// The signal that asks for a report (`STRANDLINE_SIGNAL`): `Some(0)` for none, `None` for the default.
     pub signal: Option<i32>,
+    /// The library that findings and sites shown must have on their stack (`STRANDLINE_FOCUS`, or `focus:` in
+    /// `STRANDLINE_CONF`).
+    pub focus: Option<String>,
+    /// Metrics for a scraper (`STRANDLINE_CONF=openmetrics:FILE`), rewritten as the job goes on.
+    pub openmetrics: Option<PathBuf>,
+    /// Whether a control socket is opened (not with `STRANDLINE_CONTROL=off`).
+    pub control: bool,
 }
 
 impl Options {
@@ -61,12 +70,32 @@ impl Options {
         let mut options = Options {
             out: get("STRANDLINE_OUT").filter(|v| !v.is_empty()).map(PathBuf::from),
             quiet: text("STRANDLINE_QUIET").is_some_and(|v| v != "0"),
+            openmetrics: conf(&text("STRANDLINE_CONF").unwrap_or_default(), "openmetrics").map(PathBuf::from),
+            control: text("STRANDLINE_CONTROL").is_none_or(|v| v != "0" && v != "off"),
+            guard: text("STRANDLINE_GUARD").is_some_and(|v| v != "0"),
             ..Options::default()
         };
         if let Some(every) = text("STRANDLINE_EVERY") {
             match every.parse() {
                 Ok(n) => options.every = n,
                 Err(_) => wrong.push(format!("STRANDLINE_EVERY={every} is not a number of steps; ignored")),
+            }
+        }
+        options.focus = text("STRANDLINE_FOCUS");
+        for pair in
+            text("STRANDLINE_CONF").unwrap_or_default().split(',').filter(|pair| !pair.trim().is_empty())
+        {
+            match pair.split_once(':').map(|(key, value)| (key.trim(), value.trim())) {
+                Some(("focus", library)) if !library.is_empty() => {
+                    options.focus.get_or_insert_with(|| library.to_owned());
+                }
+                Some(("openmetrics" | "serve_cuda", value)) if !value.is_empty() => {}
+                Some(("slack" | "slack_before_wait", value)) if value.parse::<u32>().is_ok() => {}
+                _ => wrong.push(format!(
+                    "STRANDLINE_CONF: '{}' is not understood; the keys are: focus:LIBRARY, openmetrics:FILE, \
+                     serve_cuda:1, slack:THOUSANDTHS, slack_before_wait:THOUSANDTHS",
+                    pair.trim()
+                )),
             }
         }
         if let Some(signal) = text("STRANDLINE_SIGNAL") {
@@ -80,6 +109,21 @@ impl Options {
         }
         (options, wrong)
     }
+}
+
+/// The value of a key in `key:value,key:value`; the last one counts.
+fn conf(text: &str, wanted: &str) -> Option<String> {
+    let entries = text.split(',').filter_map(|entry| entry.trim().split_once(':'));
+    let mut values = entries.filter(|(key, value)| key.trim() == wanted && !value.trim().is_empty());
+    values.next_back().map(|(_, value)| value.trim().to_owned())
+}
+
+/// `STRANDLINE_CONF=slack:N,slack_before_wait:N`: how far, in thousandths of the peak, a GPU's reserved memory may
+/// rise above it before idle memory is mapped elsewhere, and before the host waits for the GPU to be able to.
+pub fn slack() -> (Option<u32>, Option<u32>) {
+    let text = std::env::var("STRANDLINE_CONF").unwrap_or_default();
+    let number = |key| conf(&text, key).and_then(|value| value.parse().ok());
+    (number("slack"), number("slack_before_wait"))
 }
 
 /// A signal by name or number; 0 for `none`.
@@ -98,7 +142,8 @@ fn signal_number(text: &str) -> Option<i32> {
         _ => {}
     }
     if let Some(n) = name.strip_prefix("RTMIN+") {
-        return n.parse::<i32>().ok().map(|n| libc::SIGRTMIN() + n).filter(|n| *n <= max);
+        let number = n.parse::<i32>().ok().and_then(|n| libc::SIGRTMIN().checked_add(n));
+        return number.filter(|number| (libc::SIGRTMIN()..=max).contains(number));
     }
     name.parse::<i32>().ok().filter(|n| (0..=max).contains(n))
 }
@@ -138,11 +183,38 @@ mod tests {
     }
 
     #[test]
+    fn conf_names_values_by_key() {
+        assert_eq!(conf("a:1, openmetrics:/x/y:z.prom ,b:2", "openmetrics").as_deref(), Some("/x/y:z.prom"));
+        assert_eq!(conf("a:1,b:2", "openmetrics"), None);
+        assert_eq!(conf("openmetrics:", "openmetrics"), None);
+        let (options, wrong) = read(&[("STRANDLINE_CONF", "openmetrics:m.prom")]);
+        assert_eq!((options.openmetrics, wrong.len()), (Some(PathBuf::from("m.prom")), 0));
+    }
+
+    #[test]
+    fn every_key_of_conf_is_known() {
+        let all = "focus:x,openmetrics:m,serve_cuda:1,slack:10,slack_before_wait:1000";
+        assert_eq!(read(&[("STRANDLINE_CONF", all)]).1, Vec::<String>::new());
+        assert_eq!(read(&[("STRANDLINE_CONF", "slack:much,sarve_cuda:1")]).1.len(), 2);
+    }
+
+    #[test]
     fn wrong_values_are_named_and_ignored() {
         let (options, wrong) = read(&[("STRANDLINE_EVERY", "often"), ("STRANDLINE_SIGNAL", "SIGNOPE")]);
         assert_eq!(options.every, 0);
         assert_eq!(wrong.len(), 2);
         assert!(wrong[0].contains("often") && wrong[1].contains("SIGNOPE"));
+    }
+
+    #[test]
+    fn focus_comes_from_either_variable() {
+        assert_eq!(
+            read(&[("STRANDLINE_CONF", "focus:torchmetrics")]).0.focus.as_deref(),
+            Some("torchmetrics")
+        );
+        let both = [("STRANDLINE_CONF", "focus:a"), ("STRANDLINE_FOCUS", "b")];
+        assert_eq!(read(&both).0.focus.as_deref(), Some("b"));
+        assert_eq!(read(&[("STRANDLINE_CONF", "fokus:a")]).1.len(), 1);
     }
 
     #[test]
@@ -152,6 +224,8 @@ mod tests {
         assert_eq!(signal_number("none"), Some(0));
         assert_eq!(signal_number("RTMIN+7"), Some(libc::SIGRTMIN() + 7));
         assert_eq!(signal_number("RTMIN+700"), None);
+        assert_eq!(signal_number("RTMIN+2147483647"), None);
+        assert_eq!(signal_number("RTMIN+-40"), None);
         assert_eq!(signal_number("12"), Some(12));
         assert_eq!(signal_number("-1"), None);
     }

@@ -14,10 +14,13 @@ use crate::ledger;
 use crate::report::{self, DevicePart, DeviceView, Run};
 use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// A process that is not the job itself reports only if it did this much (launchers import torch too).
 const BLOCKS_WORTH_A_REPORT: u64 = 1000;
+
+/// Steps between two writings of the metrics.
+const METRICS_EVERY: u32 = 10;
 
 /// Where things are told.
 pub struct Outcome {
@@ -28,6 +31,9 @@ pub struct Outcome {
     writing: Mutex<()>,
     finished: AtomicBool,
     cannot: AtomicBool,
+    /// Where metrics go, and the second (since the start) in which they were asked for last.
+    metrics: Option<PathBuf>,
+    metrics_asked: AtomicU64,
 }
 
 /// Why a report is written.
@@ -68,8 +74,22 @@ impl Outcome {
             writing: Mutex::new(()),
             finished: AtomicBool::new(false),
             cannot: AtomicBool::new(false),
+            metrics: options.openmetrics.as_ref().map(|file| metrics_file(file, rank)),
+            metrics_asked: AtomicU64::new(0),
         }
     }
+}
+
+/// The file of one rank: of several, each has its own ("job.prom", "job-rank3.prom").
+fn metrics_file(file: &Path, (rank, world): (i32, i32)) -> PathBuf {
+    let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
+    if world <= 1 {
+        return file;
+    }
+    let stem = file.file_stem().unwrap_or_default().to_string_lossy();
+    let extension = file.extension().unwrap_or_default().to_string_lossy();
+    let dot = if extension.is_empty() { "" } else { "." };
+    file.with_file_name(format!("{stem}-rank{rank}{dot}{extension}"))
 }
 
 /// Whether this is the process that `strandline run` was asked to run (or nobody says so).
@@ -105,6 +125,10 @@ impl State {
                 fresh
                     .iter()
                     .map(|found| report::describe::finding(&judge, found, &Stacks, self.clock))
+                    .filter(|finding| {
+                        let focus = self.options.focus.as_deref();
+                        focus.is_none_or(|library| report::focus::concerns(finding, library))
+                    })
                     .map(|finding| report::text::finding(&finding, self.outcome.colour))
                     .collect()
             };
@@ -115,9 +139,33 @@ impl State {
         self.write(Reason::Finding, None);
     }
 
+    /// Says a remark that is new.
+    pub(super) fn tell(&self, remark: &report::model::Remark) {
+        if !self.options.quiet {
+            write_stderr(&report::text::remark(remark, self.outcome.colour));
+        }
+    }
+
     /// Writes the report now; false if it could not be written (said once).
     pub fn report(&self, folder: Option<&Path>) -> bool {
         self.write(Reason::Asked, folder).1
+    }
+
+    /// Writes the report now for one who waits for the answer: its file, or why there is none.
+    pub(super) fn report_for(&self, folder: Option<&Path>) -> Result<PathBuf, String> {
+        if self.outcome.finished.load(Ordering::SeqCst) {
+            return Err(format!(
+                "the run is over; its report: {}",
+                self.outcome.folder.join("report.json").display()
+            ));
+        }
+        let (_, written) = self.put(Reason::Asked, folder);
+        written.map_err(|error| error.to_string())
+    }
+
+    /// The findings of this moment as the report shows them, as a JSON array.
+    pub fn findings(&self) -> Option<String> {
+        serde_json::to_string(&self.assemble(Reason::Asked).findings).ok()
     }
 
     /// The end of the run: judges what waits, writes the last report, says where it is. Once.
@@ -125,19 +173,26 @@ impl State {
         if self.outcome.finished.swap(true, Ordering::SeqCst) {
             return true;
         }
+        super::control::server::stop();
         self.judge.lock().finish();
         self.tell_news();
+        if let (Some(guard), Some(host)) = (&self.guard, &self.host) {
+            guard.look_at_all(host);
+        }
         let steps = self.judge.lock().steps();
         if !self.outcome.main && steps == 0 && self.blocks_served() < BLOCKS_WORTH_A_REPORT {
             return true;
         }
         let (report, written) = self.write(Reason::Exit, None);
+        if self.outcome.main || steps > 0 {
+            self.save_metrics(&report);
+        }
         if written && !self.options.quiet && (self.outcome.main || steps > 0) {
             say(format_args!(
                 "{}: {}; report: {}",
                 report.verdict.name(),
                 report.reason,
-                self.outcome.folder.join("report.json").display()
+                from_here(&self.outcome.folder.join("report.html")).display()
             ));
         }
         written
@@ -155,8 +210,9 @@ impl State {
         let (report, _) = self.write(Reason::OutOfMemory, None);
         let mut text = String::new();
         let here = |at: &Option<ledger::Frame>| {
-            at.as_ref()
-                .map_or("an unknown place".to_owned(), |f| format!("{}:{} in {}", f.file, f.line, f.function))
+            at.as_ref().map_or("an unknown place".to_owned(), |f| {
+                format!("{}:{} in {}", report::text::base(&f.file), f.line, f.function)
+            })
         };
         for finding in report.findings.iter().filter(|f| f.device == i64::from(device)).take(3) {
             text += &format!(
@@ -166,7 +222,8 @@ impl State {
                 here(&finding.allocated_at)
             );
             if let Some(kept) = &finding.kept_at {
-                text += &format!(", kept alive at {}:{} ({})", kept.file, kept.line, kept.code);
+                let file = report::text::base(&kept.file);
+                text += &format!(", kept alive at {file}:{} ({})", kept.line, kept.code);
             }
             text.push('.');
         }
@@ -188,32 +245,89 @@ impl State {
 
     /// Puts the report together and writes it. Returns it, and whether it was written (said once if not).
     fn write(&self, why: Reason, folder: Option<&Path>) -> (report::Report, bool) {
-        let _one_at_a_time = self.outcome.writing.lock();
-        let report = self.assemble(why);
-        let folder = folder.unwrap_or(&self.outcome.folder);
-        let json = report::json::to_string(&report);
-        let text = report::text::report(&report, report::text::Colour::Never);
-        let written = report::write::file(folder, "report.json", json.as_bytes())
-            .and_then(|_| report::write::file(folder, "report.txt", text.as_bytes()));
+        let (report, written) = self.put(why, folder);
         if let Err(error) = &written {
             say_once(&self.outcome.cannot, format_args!("{error}"));
         }
         (report, written.is_ok())
     }
 
-    fn assemble(&self, why: Reason) -> report::Report {
+    /// At a step boundary: has metrics written by another thread, every [`METRICS_EVERY`] steps and not more
+    /// often than once in a second.
+    pub(super) fn ask_for_metrics(&self, ended: u32) {
+        if self.outcome.metrics.is_none() || !(ended + 1).is_multiple_of(METRICS_EVERY) {
+            return;
+        }
+        let second = self.began.elapsed().as_secs() + 1;
+        if self.outcome.metrics_asked.swap(second, Ordering::Relaxed) != second {
+            super::signal::ask_for_metrics();
+        }
+    }
+
+    /// Writes the metrics of now.
+    pub(super) fn write_metrics(&self) {
+        let _one_at_a_time = self.outcome.writing.lock();
+        if !self.outcome.finished.load(Ordering::SeqCst) {
+            self.save_metrics(&self.assemble(Reason::Asked));
+        }
+    }
+
+    fn save_metrics(&self, report: &report::Report) {
+        static CANNOT: AtomicBool = AtomicBool::new(false);
+        let Some(path) = &self.outcome.metrics else { return };
+        let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str()))
+        else {
+            return say_once(&CANNOT, format_args!("openmetrics: {} names no file", path.display()));
+        };
+        let text = report::openmetrics::to_string(report);
+        if let Err(error) = report::write::public_file(folder, name, text.as_bytes()) {
+            let error = error.to_string().replace("--out DIR", "--openmetrics FILE");
+            say_once(&CANNOT, format_args!("{error}"));
+        }
+    }
+
+    /// As `write`, but says nothing. Returns the path of the JSON.
+    fn put(
+        &self,
+        why: Reason,
+        folder: Option<&Path>,
+    ) -> (report::Report, Result<PathBuf, report::write::NotWritten>) {
+        let _one_at_a_time = self.outcome.writing.lock();
+        let report = self.assemble(why);
+        let folder = folder.unwrap_or(&self.outcome.folder);
+        let json = report::json::to_string(&report);
+        let text = report::text::report(&report, report::text::Colour::Never);
+        let written = report::write::file(folder, "report.json", json.as_bytes())
+            .and_then(|path| report::write::file(folder, "report.txt", text.as_bytes()).map(|_| path))
+            .and_then(|path| {
+                report::write::file(folder, "report.html", report::html::page(&report).as_bytes())
+                    .map(|_| path)
+            })
+            .and_then(|path| match self.guard.as_ref().and_then(super::guard::Guard::to_json) {
+                Some(faults) => report::write::file(folder, "guard.json", faults.as_bytes()).map(|_| path),
+                None => Ok(path),
+            });
+        (report, written)
+    }
+
+    pub(super) fn assemble(&self, why: Reason) -> report::Report {
         let wanted = |device| self.judge.lock().wanted(device);
+        let epochs = self.clock.epoch_starts();
         let mut parts = Vec::new();
         if let Some(host) = &self.host {
-            parts.extend(part_of(host, &wanted(super::process::HOST)));
+            parts.extend(part_of(host, &wanted(super::process::HOST), &epochs));
         }
         for served in self.gpus.into_iter().flat_map(Gpus::open) {
-            parts.extend(part_of(served, &wanted(served.device())));
+            parts.extend(part_of(served, &wanted(served.device()), &epochs));
         }
         for watched in self.gpus.into_iter().flat_map(Gpus::seen) {
             let wanted = wanted(watched.device());
-            let view = watched.notes().map(|notes| DeviceView::of(&notes.accounts, &wanted));
+            let view =
+                watched.notes().map(|notes| DeviceView::with_epochs(&notes.accounts, &wanted, &epochs));
             parts.extend(view.map(|view| DevicePart { view, stats: serde_json::Map::new() }));
+        }
+        if let (Some(part), Some(note)) = (parts.first_mut(), self.host_memory.lock().note()) {
+            part.view.notes.push(note);
         }
         let run = Run {
             command: self.command.clone(),
@@ -222,21 +336,31 @@ impl State {
             world_size: self.outcome.rank.1.into(),
             mode: self.mode().word().into(),
             written: why.word().into(),
+            focus: self.options.focus.clone().unwrap_or_default(),
             time: std::time::SystemTime::now()
                 .duration_since(std::time::UNIX_EPOCH)
                 .ok()
                 .map(|d| d.as_secs()),
+            epoch_starts: self.clock.epoch_starts().iter().map(|start| (start.epoch, start.step)).collect(),
+            validations: self.clock.validations(),
             ..Run::default()
         };
+        let remarks = self.remarks.lock().clone();
         let judge = self.judge.lock();
-        report::assemble(run, parts, &judge, self.clock, &Stacks)
+        let report = report::assemble(run, parts, &judge, self.clock, &Stacks);
+        report::Report { remarks, ..report }
     }
 }
 
 /// A device that is served, copied for a report. The lock is held for the copy only.
-fn part_of<D: Driver>(served: &Served<D>, wanted: &[u32]) -> Option<DevicePart> {
+fn part_of<D: Driver>(
+    served: &Served<D>,
+    wanted: &[u32],
+    epochs: &[ledger::clock::EpochStart],
+) -> Option<DevicePart> {
     let books = served.books()?;
-    let view = DeviceView::of(&books.accounts, wanted);
+    let mut view = DeviceView::with_epochs(&books.accounts, wanted, epochs);
+    (view.device.segments, view.device.segments_left_out) = books.segment_map();
     let stats = books.heap.stats();
     drop(books);
     Some(DevicePart { view, stats: stats_as_json(&stats) })
@@ -256,6 +380,12 @@ pub fn torch_size(bytes: u64) -> String {
         0x10_0000..0x4000_0000 => format!("{:.2} MiB", b / 1048576.0),
         _ => format!("{:.2} GiB", b / 1073741824.0),
     }
+}
+
+/// A path as one would type it: relative where it lies below the working directory.
+fn from_here(path: &Path) -> PathBuf {
+    let here = std::env::current_dir().ok();
+    here.and_then(|here| path.strip_prefix(here).ok().map(Path::to_owned)).unwrap_or_else(|| path.to_owned())
 }
 
 fn write_stderr(text: &str) {

@@ -10,29 +10,43 @@
 //! Callers may hold Python's GIL, or torch's allocator lock in observer mode: neither is ever taken here.
 
 use super::gpu::Gpus;
+use super::guard::Guard;
 use super::options::{self, Mode, Options};
 use super::outcome::{self, Outcome};
 use super::served::Served;
 use super::watched::Watched;
-use super::{fork, python_boot, say, say_once, signal};
+use super::{control, fork, python_boot, say, say_once, signal};
 use crate::driver::Stream;
 use crate::driver::host::HostDriver;
 use crate::heap::{AddressSpace, Config, Heap, HeapError};
+use crate::ledger::host_memory::HostMemory;
 use crate::ledger::{self, Accounts, Clock, Judge, LiveBlock, Phase, Sample};
+use crate::report::model::Remark;
 use crate::stacks;
 use parking_lot::Mutex;
 use serde::Deserialize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 use std::time::Instant;
+
+/// Steps between two looks at the process's own memory.
+const HOST_EVERY: u32 = 32;
+/// Most remarks of one process.
+const REMARKS: usize = 32;
 
 /// The number of the host among the devices.
 pub const HOST: i32 = -1;
+/// The number of pinned host memory (`cudaHostAlloc`) among the devices.
+pub const PINNED: i32 = -2;
+/// The number of managed memory (`cudaMallocManaged`) among the devices.
+pub const MANAGED: i32 = -3;
 
 static STATE: AtomicPtr<State> = AtomicPtr::new(std::ptr::null_mut());
 /// Set in forked children, and after a fault of our own: nothing is served any more.
 static DETACHED: AtomicBool = AtomicBool::new(false);
+/// A fault of our own: the books may be half changed and are not touched again.
+static FAULTED: AtomicBool = AtomicBool::new(false);
 /// The process that accounts; a child of `vfork` shares our memory but not our pid.
 static OWNER: AtomicI32 = AtomicI32::new(0);
 
@@ -44,9 +58,15 @@ pub struct State {
     pub(super) clock: &'static Clock,
     pub(super) judge: Mutex<Judge>,
     pub(super) host: Option<Served<HostDriver>>,
+    /// Of the host's memory, where it was asked for.
+    pub(super) guard: Option<Guard>,
     pub(super) gpus: Option<&'static Gpus>,
     pub(super) outcome: Outcome,
     pub(super) began: Instant,
+    /// The process's memory over the run.
+    pub(super) host_memory: Mutex<HostMemory>,
+    /// What the Python side had to say besides findings.
+    pub(super) remarks: Mutex<Vec<Remark>>,
     /// Candidates taken from the judge and not yet fetched whole by the caller.
     candidates: Mutex<Option<String>>,
 }
@@ -62,6 +82,8 @@ struct Told {
     out: Option<PathBuf>,
     quiet: Option<bool>,
     every: Option<u32>,
+    focus: Option<String>,
+    guard: Option<bool>,
     command: Option<Vec<String>>,
     library_roots: Vec<String>,
     user_roots: Vec<String>,
@@ -88,10 +110,19 @@ pub fn is_detached() -> bool {
     DETACHED.load(Ordering::Relaxed)
 }
 
+/// Whether strandline has given up in this process, by a fault of its own.
+pub fn is_faulted() -> bool {
+    FAULTED.load(Ordering::Relaxed)
+}
+
 /// Begins accounting; a second call with the same mode does nothing.
 pub fn start(mode: i32, told: Option<&str>) -> Result<(), NotStarted> {
     let Some(mode) = Mode::from_abi(mode) else { return Err(NotStarted) };
     if let Some(state) = state() {
+        // CUDA's own blocks were seen before torch came: its heap cannot take over devices that are watched.
+        if state.mode() == Mode::Observer && mode == Mode::Heap && !state.gpus.is_some_and(Gpus::watches) {
+            state.mode.store(mode as i32, Ordering::Relaxed);
+        }
         // Where torch will not swap its allocator, it can still be watched.
         if state.mode() == Mode::Heap && mode == Mode::Observer {
             state.mode.store(mode as i32, Ordering::Relaxed);
@@ -117,6 +148,11 @@ pub fn start(mode: i32, told: Option<&str>) -> Result<(), NotStarted> {
     options.out = told.out.or(options.out);
     options.quiet = told.quiet.unwrap_or(options.quiet);
     options.every = told.every.unwrap_or(options.every);
+    options.focus = told.focus.or(options.focus);
+    options.guard = told.guard.unwrap_or(options.guard);
+    if options.guard && mode != Mode::Host {
+        say(format_args!("guard mode is for host memory so far: it has no effect in mode {}", mode.word()));
+    }
     let host = if mode == Mode::Host { Some(serve_host()?) } else { None };
     let stacks = stacks::Options {
         library_roots: told.library_roots,
@@ -125,18 +161,22 @@ pub fn start(mode: i32, told: Option<&str>) -> Result<(), NotStarted> {
         native_without_python: mode == Mode::Host,
         ..stacks::Options::default()
     };
-    if let Err(reason) = stacks::start(stacks).python
-        && python_boot::symbol(c"Py_IsInitialized").is_some()
-    {
-        say(format_args!("no Python stacks: {reason}"));
+    if let Err(reason) = stacks::start(stacks).python {
+        if python_boot::gil_is_held() {
+            say(format_args!("no Python stacks: {reason}"));
+        } else if python_boot::symbol(c"Py_IsInitialized").is_some() {
+            LOOKS_LEFT.store(LOOKS, Ordering::Relaxed);
+            python_boot::once_with_the_gil(look_for_python_again);
+        }
     }
-    let asked = options.signal;
+    let (asked, listens) = (options.signal, options.control);
     // Both are leaked: frees may come after every destructor.
     let clock: &'static Clock = Box::leak(Box::new(Clock::new()));
     let gpus: Option<&'static Gpus> = (mode != Mode::Host).then(|| &*Box::leak(Box::new(Gpus::new(clock))));
     let state = Box::new(State {
         mode: AtomicI32::new(mode as i32),
         outcome: Outcome::new(&options),
+        guard: (options.guard && host.is_some()).then(Guard::default),
         options,
         command: told.command.unwrap_or_else(options::command_line),
         clock,
@@ -144,6 +184,8 @@ pub fn start(mode: i32, told: Option<&str>) -> Result<(), NotStarted> {
         host,
         gpus,
         began: Instant::now(),
+        host_memory: Mutex::new(HostMemory::default()),
+        remarks: Mutex::new(Vec::new()),
         candidates: Mutex::new(None),
     });
     // SAFETY: getpid cannot fail.
@@ -158,10 +200,28 @@ pub fn start(mode: i32, told: Option<&str>) -> Result<(), NotStarted> {
     if let Some(gpus) = gpus {
         super::torch::install(gpus);
     }
-    if let Err(reason) = signal::start(asked) {
-        say(format_args!("{reason}"));
+    match signal::start(asked) {
+        Err(reason) => say(format_args!("{reason}")),
+        Ok(()) if listens => control::server::start(),
+        Ok(()) => {}
     }
     Ok(())
+}
+
+/// How often Python is looked for after a start without the GIL (a library that allocates with it released).
+const LOOKS: u32 = 1000;
+static LOOKS_LEFT: AtomicU32 = AtomicU32::new(0);
+
+/// Looks for Python again where the start came without the GIL and this thread has it.
+#[inline]
+pub fn look_for_python_again() {
+    if LOOKS_LEFT.load(Ordering::Relaxed) == 0 || !python_boot::gil_is_held() {
+        return;
+    }
+    let left = LOOKS_LEFT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+    if left.is_ok() && stacks::start(stacks::Options::default()).python.is_ok() {
+        LOOKS_LEFT.store(0, Ordering::Relaxed);
+    }
 }
 
 fn serve_host() -> Result<Served<HostDriver>, NotStarted> {
@@ -185,6 +245,14 @@ fn physical_memory() -> u64 {
     (pages.max(0) as u64).saturating_mul(page.max(4096) as u64)
 }
 
+/// Resident bytes of this process that are its own (not files'), as the kernel says.
+fn resident_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let mut pages = text.split_ascii_whitespace().skip(1).map(|number| number.parse::<u64>().ok());
+    let (resident, shared) = (pages.next()??, pages.next()??);
+    Some(resident.saturating_sub(shared) * 4096)
+}
+
 /// Serves `c10::alloc_cpu`; `None` sends the request on to torch's own.
 #[inline]
 pub fn host_malloc(size: usize) -> Option<usize> {
@@ -193,7 +261,10 @@ pub fn host_malloc(size: usize) -> Option<usize> {
     if size == 0 || size > isize::MAX as usize {
         return None;
     }
-    let served = contained(|| host.malloc(size as u64, Stream(0), stacks::capture(), state.clock));
+    let served = contained(|| match &state.guard {
+        None => host.malloc(size as u64, Stream(0), stacks::capture(), state.clock),
+        Some(guard) => guard.malloc(state, host, size as u64, Stream(0), stacks::capture()),
+    });
     match served? {
         Ok(at) => Some(at as usize),
         // torch's own way fails with torch's own message, or succeeds where our limit is not its limit.
@@ -214,7 +285,11 @@ pub fn host_free(pointer: usize) -> bool {
     }
     let Some(state) = state() else { return true };
     let Some(host) = state.host.as_ref() else { return false };
-    if let Some(Err(error)) = contained(|| host.free(pointer as u64, state.clock)) {
+    let done = contained(|| match &state.guard {
+        None => host.free(pointer as u64, state.clock).map(drop),
+        Some(guard) => guard.free(state, host, pointer as u64),
+    });
+    if let Some(Err(error)) = done {
         super::fault_of_a_free(error);
     }
     true
@@ -223,13 +298,18 @@ pub fn host_free(pointer: usize) -> bool {
 /// Runs `f`; a panic in it is a fault of ours: said, and from then on the process is left alone.
 #[inline]
 fn contained<T>(f: impl FnOnce() -> T) -> Option<T> {
-    catch_unwind(AssertUnwindSafe(f)).map_err(|_| fault()).ok()
+    catch_unwind(AssertUnwindSafe(f)).map_err(|_| fault("the host's memory")).ok()
 }
 
 #[cold]
-pub(super) fn fault() {
+pub(super) fn fault(place: &str) {
     detach();
-    say(format_args!("internal fault, please report it; the job goes on without strandline"));
+    if !FAULTED.swap(true, Ordering::SeqCst) {
+        say(format_args!(
+            "internal fault in {place}, please report it; the job goes on without strandline (its further GPU \
+             memory comes straight from the driver, which is slow)"
+        ));
+    }
 }
 
 /// A report was asked for by a signal.
@@ -237,6 +317,28 @@ pub fn report_on_request() {
     if let Some(state) = state() {
         state.report(None);
     }
+}
+
+/// A step ended for which metrics are due.
+pub fn publish_metrics() {
+    if let Some(state) = state() {
+        state.write_metrics();
+    }
+}
+
+/// Arranges that the report is written when the process exits: for programs in which Python's side does not run,
+/// whose exit handler does it otherwise. What a destructor of the program frees after that is no news.
+pub fn report_at_exit() {
+    extern "C" fn at_exit() {
+        leaving();
+    }
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: the handler may run at any time, and the library stays mapped until the process ends.
+        if unsafe { libc::atexit(at_exit) } != 0 {
+            say(format_args!("no report will be written at the exit; call strandline_finish() for it"));
+        }
+    });
 }
 
 /// The process is about to leave without Python's exit handlers.
@@ -259,6 +361,9 @@ impl State {
         let ended = self.clock.end_step(self.began.elapsed().as_nanos() as u64);
         let now = self.clock.now();
         let mut waiting = 0;
+        if ended.is_multiple_of(HOST_EVERY) {
+            self.note_host_memory(ended);
+        }
         let mut judge = self.judge.lock();
         let mut end_step = |accounts: &mut Accounts, sample: &Sample| {
             accounts.boundary(ended, now.epoch, sample);
@@ -267,7 +372,7 @@ impl State {
         if let Some(mut books) = self.host.as_ref().and_then(Served::books) {
             let sample = books.sample();
             end_step(&mut books.accounts, &sample);
-            books.trim_idle(ended, sample.allocated, sample.reserved);
+            contained(|| books.trim_idle(ended, sample.allocated, sample.reserved));
         }
         for mut books in self.gpus.into_iter().flat_map(Gpus::open).filter_map(Served::books) {
             let sample = books.sample();
@@ -282,7 +387,15 @@ impl State {
         if self.options.every > 0 && (ended + 1).is_multiple_of(self.options.every) {
             self.report(None);
         }
+        self.ask_for_metrics(ended);
         waiting
+    }
+
+    fn note_host_memory(&self, ended: u32) {
+        let Some(resident) = resident_memory() else { return };
+        let tensors =
+            self.host.as_ref().and_then(Served::stats).map_or(0, |stats| stats.reserved_bytes.all.current);
+        self.host_memory.lock().push(ended, resident, tensors);
     }
 
     /// A new epoch began.
@@ -340,6 +453,26 @@ impl State {
         }
         self.tell_news();
         done.is_ok()
+    }
+
+    /// Takes something worth knowing, as JSON, and says it when it is new; false when it is not the JSON of
+    /// strandline.h.
+    pub fn remark(&self, remark: &str) -> bool {
+        let remark: Remark = match serde_json::from_str(remark) {
+            Ok(remark) => remark,
+            Err(error) => {
+                static SAID: AtomicBool = AtomicBool::new(false);
+                say_once(&SAID, format_args!("a remark is not the JSON of strandline.h: {error}"));
+                return false;
+            }
+        };
+        let mut remarks = self.remarks.lock();
+        let known = remarks.iter().any(|known| known.kind == remark.kind && known.what == remark.what);
+        if !known && remarks.len() < REMARKS {
+            self.tell(&remark);
+            remarks.push(remark);
+        }
+        true
     }
 
     /// Statistics of a device as a JSON object.

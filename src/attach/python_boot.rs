@@ -8,7 +8,7 @@
 use libc::{c_char, c_int, c_void};
 use std::ffi::{CStr, CString};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 include!(concat!(env!("OUT_DIR"), "/python_sources.rs"));
 
@@ -28,9 +28,19 @@ fn is_torch_extension(path: &[u8]) -> bool {
     name.starts_with(b"_C.") && folder.ends_with(b"torch/")
 }
 
+static TORCH: AtomicBool = AtomicBool::new(false);
+
+/// Whether torch was imported, or is just being imported.
+pub(super) fn torch_was_seen() -> bool {
+    TORCH.load(Ordering::Relaxed)
+}
+
 /// Called with each path given to `dlopen`.
 pub(super) fn seen(path: &[u8]) {
     static BEGUN: AtomicBool = AtomicBool::new(false);
+    if is_torch_extension(path) {
+        TORCH.store(true, Ordering::Relaxed);
+    }
     if !is_torch_extension(path) || BEGUN.load(Ordering::Relaxed) || !first_copy() {
         return;
     }
@@ -41,6 +51,45 @@ pub(super) fn seen(path: &[u8]) {
     if !BEGUN.swap(true, Ordering::SeqCst) {
         let _ = std::panic::catch_unwind(run);
     }
+}
+
+/// Whether Python runs in this process and this thread holds its lock.
+pub(super) fn gil_is_held() -> bool {
+    let (Some(initialized), Some(gil)) = (symbol(c"Py_IsInitialized"), symbol(c"PyGILState_Check")) else {
+        return false;
+    };
+    // SAFETY: the documented signatures of these two functions of CPython's C API, which may be called at any
+    // time; the second only once Python is initialised.
+    unsafe {
+        std::mem::transmute::<*mut c_void, extern "C" fn() -> c_int>(initialized)() != 0
+            && std::mem::transmute::<*mut c_void, extern "C" fn() -> c_int>(gil)() == 1
+    }
+}
+
+/// Has Python's main thread call `what` when it comes round to it: for what needs Python's lock, from a thread
+/// that does not have it. The last one that was asked for is called.
+pub(super) fn once_with_the_gil(what: fn()) {
+    static WHAT: AtomicUsize = AtomicUsize::new(0);
+    extern "C" fn pending(_: *mut c_void) -> c_int {
+        let what = WHAT.swap(0, Ordering::AcqRel);
+        if what != 0 {
+            // SAFETY: only function pointers of this type are stored.
+            let what = unsafe { std::mem::transmute::<usize, fn()>(what) };
+            let _ = std::panic::catch_unwind(what);
+        }
+        0
+    }
+    let (Some(add), Some(initialized)) = (symbol(c"Py_AddPendingCall"), symbol(c"Py_IsInitialized")) else {
+        return;
+    };
+    // SAFETY: the documented signature; it may be called at any time.
+    if unsafe { std::mem::transmute::<*mut c_void, extern "C" fn() -> c_int>(initialized)() } == 0 {
+        return;
+    }
+    WHAT.store(what as usize, Ordering::Release);
+    type Add = extern "C" fn(extern "C" fn(*mut c_void) -> c_int, *mut c_void) -> c_int;
+    // SAFETY: the documented signature; it may be called from any thread, without Python's lock.
+    unsafe { std::mem::transmute::<*mut c_void, Add>(add)(pending, std::ptr::null_mut()) };
 }
 
 /// Whether this is the copy of the library that serves the process (a job may be preloaded twice).
@@ -109,5 +158,6 @@ mod tests {
     fn the_package_is_embedded() {
         assert!(source("").is_some_and(|s| !s.is_empty()));
         assert!(source("no_such_module").is_none());
+        assert!(source("pytest_plugin").is_none());
     }
 }

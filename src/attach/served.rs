@@ -3,12 +3,23 @@
 //! Must not know where requests come from (torch, C, a preloaded symbol). Invariant: a stack is captured
 //! before the lock is taken, and nothing that could wait for Python happens under it.
 
+use super::history::{Context, History, Wish};
 use crate::driver::{Address, Driver, Stream};
-use crate::heap::{Freed, Heap, HeapError, Stats, Tag};
+use crate::heap::{BlockState, Freed, Heap, HeapError, Seen, Stats, Tag};
 use crate::ledger::{self, Accounts, Clock, LiveBlock, Sample};
-use crate::stacks::StackId;
+use crate::report::model::Segment;
+use crate::report::segments::SegmentMap;
+use crate::stacks::{self, StackId};
 use parking_lot::{Mutex, MutexGuard};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
+
+/// What of `Served::recording` means what: events are kept; allocations have stacks; frees and segments, too;
+/// with native frames.
+const RECORDING: u8 = 1;
+const ALLOC_STACKS: u8 = 2;
+const FREE_STACKS: u8 = 4;
+const NATIVE_STACKS: u8 = 8;
 
 /// How long a report may wait for a device's lock before it gives up.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -23,6 +34,10 @@ pub struct Books<D: Driver> {
     pub heap: Heap<D>,
     /// Knows about them.
     pub accounts: Accounts,
+    /// Past events, once somebody wanted them.
+    history: Option<Box<History>>,
+    /// Whether events are added to it.
+    recording: bool,
     recent_peak: u64,
     total: Option<u64>,
 }
@@ -31,6 +46,7 @@ pub struct Books<D: Driver> {
 pub struct Served<D: Driver> {
     device: i32,
     total: Option<u64>,
+    recording: AtomicU8,
     books: Mutex<Books<D>>,
 }
 
@@ -38,8 +54,15 @@ impl<D: Driver> Served<D> {
     /// Serves a device (-1 is the host) from `heap`.
     /// `total` is the device's memory in bytes, where running out of it can be foreseen.
     pub fn new(device: i32, heap: Heap<D>, total: Option<u64>) -> Self {
-        let books = Books { heap, accounts: Accounts::new(device), recent_peak: 0, total };
-        Served { device, total, books: Mutex::new(books) }
+        let books = Books {
+            heap,
+            accounts: Accounts::new(device),
+            history: None,
+            recording: false,
+            recent_peak: 0,
+            total,
+        };
+        Served { device, total, recording: AtomicU8::new(0), books: Mutex::new(books) }
     }
 
     /// The device's memory in bytes.
@@ -61,8 +84,20 @@ impl<D: Driver> Served<D> {
         stack: StackId,
         clock: &Clock,
     ) -> Result<Address, HeapError> {
+        let traced = self.trace_stack(ALLOC_STACKS);
         let mut books = self.books.lock();
-        let at = books.heap.malloc_from(stack.0, size, stream, Tag(0, 0))?;
+        let at = match books.heap.malloc_from(stack.0, size, stream, Tag(0, 0)) {
+            Ok(at) => at,
+            Err(error) => {
+                books.record(stream, traced, |history| {
+                    if let HeapError::OutOfMemory { free, requested, .. } = &error {
+                        history.refused(*free, *requested, stream, traced);
+                    }
+                });
+                return Err(error);
+            }
+        };
+        books.record(stream, traced, |history| history.allocated(at, size, stream, traced));
         let tag = books.accounts.born(stack.0, size, clock.now());
         // The block was handed out a line above and nobody else knows it yet, so it is there.
         let _ = books.heap.set_tag(at, Tag(tag.0, tag.1));
@@ -72,10 +107,56 @@ impl<D: Driver> Served<D> {
     /// Takes a block back.
     #[inline]
     pub fn free(&self, at: Address, clock: &Clock) -> Result<Freed, HeapError> {
+        let traced = self.trace_stack(FREE_STACKS);
         let mut books = self.books.lock();
         let freed = books.heap.free(at)?;
+        if books.recording {
+            books.record_free(at, &freed, traced);
+        }
         books.accounts.died(ledger::Tag(freed.tag.0, freed.tag.1), freed.requested, clock.now());
         Ok(freed)
+    }
+
+    /// Gives all idle memory back to the device.
+    pub fn trim(&self) {
+        let traced = self.trace_stack(FREE_STACKS);
+        let mut books = self.books.lock();
+        books.heap.trim();
+        books.record(Stream(0), traced, |_| ());
+    }
+
+    /// Starts, changes or stops the keeping of past events.
+    pub fn record_history(&self, wish: &Wish) {
+        let mut bits = 0;
+        if wish.enabled {
+            let bit = |wanted: bool, bit: u8| if wanted { bit } else { 0 };
+            bits = RECORDING
+                | bit(wish.context >= Context::Alloc, ALLOC_STACKS)
+                | bit(wish.context == Context::All, FREE_STACKS)
+                | bit(wish.native, NATIVE_STACKS);
+        }
+        let mut books = self.books.lock();
+        if let Some(journal) = books.heap.driver().journal() {
+            journal.keep(wish.enabled);
+        }
+        match (&mut books.history, wish.enabled) {
+            // As torch's own: what was recorded is gone.
+            (history, false) => *history = None,
+            (history, true) => history.get_or_insert_default().keep(wish.entries, wish.clear),
+        }
+        books.recording = wish.enabled;
+        self.recording.store(bits, Ordering::Relaxed);
+    }
+
+    /// The stack for the history, if it is wanted. Before the lock: it may run Python's garbage collector.
+    #[inline]
+    fn trace_stack(&self, what: u8) -> StackId {
+        match self.recording.load(Ordering::Relaxed) {
+            0 => StackId::NONE,
+            bits if bits & what == 0 => StackId::NONE,
+            bits if bits & NATIVE_STACKS != 0 => stacks::capture_with_native(),
+            _ => stacks::capture(),
+        }
     }
 
     /// The books, however long that takes: for what torch asks.
@@ -103,8 +184,38 @@ impl<D: Driver> Books<D> {
             reserved: stats.reserved_bytes.all.current,
             active: stats.active_bytes.all.current,
             total: self.total,
+            retries: stats.num_alloc_retries,
             ..Sample::default()
         }
+    }
+
+    /// Adds to the history, first what the driver mapped and unmapped for it.
+    #[inline]
+    fn record(&mut self, stream: Stream, stack: StackId, add: impl FnOnce(&mut History)) {
+        if self.recording
+            && let Some(history) = &mut self.history
+        {
+            if let Some(journal) = self.heap.driver().journal() {
+                history.mapped(&journal.take(), stream, stack);
+            }
+            add(history);
+        }
+    }
+
+    #[cold]
+    fn record_free(&mut self, at: Address, freed: &Freed, stack: StackId) {
+        let waits = self.heap.block_at(at).is_some_and(|block| block.state == BlockState::PendingFree);
+        self.record(freed.stream, stack, |history| {
+            history.freed(at, freed.requested, freed.stream, waits, stack);
+        });
+    }
+
+    /// The events so far, for a snapshot.
+    pub fn history(&mut self) -> Vec<super::history::Event> {
+        let Some(history) = &mut self.history else { return Vec::new() };
+        let heap = &self.heap;
+        history.settle(|at| heap.block_at(at).is_none_or(|block| block.state != BlockState::PendingFree));
+        history.events().copied().collect()
     }
 
     /// The stack of a block, by its tag.
@@ -122,6 +233,20 @@ impl<D: Driver> Books<D> {
             }
         });
         found
+    }
+
+    /// How the heap's memory lies, bounded however many blocks there are, and what was left out of it.
+    pub fn segment_map(&self) -> (Vec<Segment>, (u64, u64)) {
+        let mut map = SegmentMap::default();
+        self.heap.walk(|seen| match seen {
+            Seen::Segment(segment) => map.segment(segment.address, segment.stream.0, segment.large),
+            Seen::Block(block) if block.state == BlockState::Inactive => map.block(block.size, None),
+            Seen::Block(block) => {
+                let tag = ledger::Tag(block.tag.0, block.tag.1);
+                map.block(block.size, Some((tag.site(), tag.step())));
+            }
+        });
+        map.finish(|site| self.accounts.site(site).map_or(0, |site| site.stack))
     }
 
     /// Now and then, gives memory back that the last steps did not need: a cache over host memory must not

@@ -6,7 +6,9 @@
 //! that the report is written first; then it is sent again with its default action, so the job dies of it
 //! as it would have. Must not allocate, lock or call Python in the handler.
 
+use parking_lot::Mutex;
 use std::cell::UnsafeCell;
+use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU64, AtomicUsize, Ordering};
@@ -26,6 +28,8 @@ impl Semaphore {
 static WORK: Semaphore = Semaphore(UnsafeCell::new(MaybeUninit::uninit()));
 /// The signals that wait, one bit each.
 static SIGNALS: AtomicU64 = AtomicU64::new(0);
+/// Whether metrics are to be written.
+static METRICS: AtomicBool = AtomicBool::new(false);
 /// Whether the thread is there to do the work.
 static SERVING: AtomicBool = AtomicBool::new(false);
 /// How far the report before `_exit` is.
@@ -36,6 +40,14 @@ const LEFT: u8 = 2;
 static OWNER: AtomicI32 = AtomicI32::new(0);
 static PREVIOUS: [AtomicUsize; 65] = [const { AtomicUsize::new(0) }; 65];
 static STARTED: OnceLock<()> = OnceLock::new();
+
+/// The name of our threads; the one that handles a signal has its number behind a hyphen, so that
+/// `strandline dump` knows which one it may send.
+pub const THREAD: &str = "strandline";
+
+/// What others want done by the thread; not touched by the handler.
+type Work = Box<dyn FnOnce() + Send>;
+static QUEUE: Mutex<VecDeque<Work>> = Mutex::new(VecDeque::new());
 
 /// How long the end of the job may be put off for its last report.
 const LAST_REPORT_SECONDS: u32 = 5;
@@ -96,6 +108,11 @@ fn install(signal: i32) -> bool {
         if libc::sigaction(signal, std::ptr::null(), &mut old) != 0 {
             return false;
         }
+        if !matches!(old.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN) {
+            // The job's own handler is chained: system calls are interrupted, and signals held back, as it wants.
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | (old.sa_flags & libc::SA_RESTART);
+            action.sa_mask = old.sa_mask;
+        }
         if let Some(slot) = PREVIOUS.get(signal as usize) {
             slot.store(old.sa_sigaction, Ordering::Relaxed);
         }
@@ -117,20 +134,27 @@ pub fn start(asked: Option<i32>) -> Result<(), String> {
     OWNER.store(unsafe { libc::getpid() }, Ordering::Relaxed);
     spawn()?;
     SERVING.store(true, Ordering::Release);
-    let free = match asked {
-        Some(0) => true,
-        Some(signal) => install(signal),
-        None => {
-            take_if_free(libc::SIGUSR2);
-            true
-        }
+    let taken = match asked {
+        Some(0) => None,
+        Some(signal) => Some(signal).filter(|&signal| install(signal)),
+        None => Some(libc::SIGUSR2).filter(|&signal| take_if_free(signal)),
     };
+    let free = taken.is_some() || matches!(asked, None | Some(0));
+    if let Some(signal) = taken {
+        submit(Box::new(move || name_thread(signal)));
+    }
     take_if_free(libc::SIGTERM);
     if free { Ok(()) } else { Err(format!("signal {} cannot be handled", asked.unwrap_or(0))) }
 }
 
-/// Starts the thread that writes reports, with every signal blocked in it.
+/// Starts the thread that writes reports.
 fn spawn() -> Result<(), String> {
+    quiet_thread(THREAD, serve)
+        .map_err(|e| format!("no thread could be started ({e}), so no report on a signal"))
+}
+
+/// Starts a thread of ours, with every signal blocked in it.
+pub(super) fn quiet_thread(name: &str, run: fn()) -> std::io::Result<()> {
     // SAFETY: signal sets are plain data; the mask of this thread is put back below.
     let old = unsafe {
         let mut all: libc::sigset_t = std::mem::zeroed();
@@ -139,10 +163,27 @@ fn spawn() -> Result<(), String> {
         libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut old);
         old
     };
-    let thread = std::thread::Builder::new().name("strandline".into()).stack_size(1 << 20).spawn(serve);
+    let thread = std::thread::Builder::new().name(name.into()).stack_size(1 << 20).spawn(run);
     // SAFETY: the mask saved above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &old, std::ptr::null_mut()) };
-    thread.map(drop).map_err(|e| format!("no thread could be started ({e}), so no report on a signal"))
+    thread.map(drop)
+}
+
+/// Says by the calling thread's name which signal asks for a report.
+fn name_thread(signal: i32) {
+    if let Ok(name) = std::ffi::CString::new(format!("{THREAD}-{signal}")) {
+        // SAFETY: a terminated name of less than 16 bytes.
+        unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
+    }
+}
+
+/// Has the thread do `work`, after what waits already. Not for signal handlers.
+pub(super) fn submit(work: Work) {
+    QUEUE.lock().push_back(work);
+    if SERVING.load(Ordering::Acquire) {
+        // SAFETY: the semaphore was made before SERVING was set.
+        unsafe { libc::sem_post(WORK.at()) };
+    }
 }
 
 fn serve() {
@@ -157,10 +198,25 @@ fn serve() {
         } else if signals != 0 {
             let _ = std::panic::catch_unwind(super::process::report_on_request);
         }
+        if METRICS.swap(false, Ordering::AcqRel) {
+            let _ = std::panic::catch_unwind(super::process::publish_metrics);
+        }
+        let work = QUEUE.lock().pop_front();
+        if let Some(work) = work {
+            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+        }
         if LEAVING.load(Ordering::Acquire) == LEAVES {
             let _ = std::panic::catch_unwind(super::process::leaving);
             LEAVING.store(LEFT, Ordering::Release);
         }
+    }
+}
+
+/// Has the metrics written by our thread. Returns at once.
+pub fn ask_for_metrics() {
+    if SERVING.load(Ordering::Acquire) && !METRICS.swap(true, Ordering::AcqRel) {
+        // SAFETY: the semaphore was made before SERVING was set.
+        unsafe { libc::sem_post(WORK.at()) };
     }
 }
 

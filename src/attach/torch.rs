@@ -33,6 +33,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 pub use self::pools::Filter;
 pub use self::share::Shared;
 pub use self::stats::{BlockInfo, Frame, SegmentInfo, Snapshot, Stat, Stats, TraceEntry};
+use super::history::Wish;
 use crate::driver::{Address, MemoryInfo, Stream};
 
 /// A pool as torch names it (`MempoolId_t`).
@@ -84,7 +85,8 @@ pub trait Service: Send + Sync {
 
     /// From now on, allocations on streams that `filter` accepts come from `pool`. The filter may be asked
     /// under the heap's lock; it must be dropped at `end_pool`.
-    fn begin_pool(&self, device: i32, pool: PoolId, filter: Filter);
+    /// Answers whether that is so; if not, the reason was said on stderr.
+    fn begin_pool(&self, device: i32, pool: PoolId, filter: Filter) -> bool;
     fn end_pool(&self, device: i32, pool: PoolId);
     /// Nobody uses the pool any more: when its blocks are free, its memory is.
     fn release_pool(&self, device: i32, pool: PoolId);
@@ -105,8 +107,11 @@ pub trait Service: Send + Sync {
     fn reset_accumulated(&self, device: i32);
     /// The state of all devices or of one pool, in the form of torch's snapshots.
     fn snapshot(&self, pool: Option<PoolId>, traces: bool) -> Snapshot;
-    /// `torch.cuda.memory._record_memory_history`: keep so many past events for snapshots.
-    fn record_history(&self, enabled: bool, entries: usize);
+    /// `torch.cuda.memory._record_memory_history`: keep past events for snapshots.
+    fn record_history(&self, wish: &Wish);
+
+    /// Whether blocks come from the cache (the usual), or each from the driver, for tools that watch the driver.
+    fn enable_cache(&self, _on: bool) {}
 
     /// Kernels of `peer` shall reach memory of `device`.
     fn enable_peer(&self, _device: i32, _peer: i32) -> Result<(), Refusal> {
@@ -168,7 +173,8 @@ fn guarded<T>(what: &str, run: impl FnOnce(&'static dyn Service) -> T) -> Option
     let service = service()?;
     let outcome = catch_unwind(AssertUnwindSafe(|| run(service)));
     if outcome.is_err() {
-        complain_once(&format!("a fault of strandline's own in {what}; please report it"));
+        // The books may be half changed: from now on no block comes from them.
+        super::process::fault(what);
     }
     outcome.ok()
 }
@@ -177,7 +183,5 @@ fn guarded<T>(what: &str, run: impl FnOnce(&'static dyn Service) -> T) -> Option
 fn complain_once(text: &str) {
     use std::sync::atomic::AtomicBool;
     static SAID: AtomicBool = AtomicBool::new(false);
-    if !SAID.swap(true, Ordering::Relaxed) {
-        eprintln!("strandline: {text}");
-    }
+    super::say_once(&SAID, format_args!("{text}"));
 }

@@ -52,9 +52,33 @@ impl Watched {
         (notes.allocated, notes.reserved) = (allocated, reserved);
         if size > 0 {
             let tag = notes.accounts.born(stack.0, size as u64, clock.now());
-            notes.blocks.insert(at, (tag, size as u64));
+            // A free that was not seen (the address comes again): the block before is gone.
+            if let Some((tag, size)) = notes.blocks.insert(at, (tag, size as u64)) {
+                notes.accounts.died(tag, size, clock.now());
+            }
         } else if let Some((tag, size)) = notes.blocks.remove(&at) {
             notes.accounts.died(tag, size, clock.now());
+        }
+    }
+
+    /// CUDA handed out a block; nobody says the device's totals, so they are counted here.
+    pub fn handed_out(&self, at: Address, size: u64, stack: StackId, clock: &Clock) -> Tag {
+        let mut notes = self.notes.lock();
+        let tag = notes.accounts.born(stack.0, size, clock.now());
+        notes.blocks.insert(at, (tag, size));
+        notes.allocated += size;
+        notes.reserved = notes.allocated;
+        tag
+    }
+
+    /// CUDA took a block back. Its address may belong to a younger block by now.
+    pub fn taken_back(&self, at: Address, tag: Tag, size: u64, clock: &Clock) {
+        let mut notes = self.notes.lock();
+        notes.accounts.died(tag, size, clock.now());
+        notes.allocated = notes.allocated.saturating_sub(size);
+        notes.reserved = notes.allocated;
+        if notes.blocks.get(&at).is_some_and(|(known, _)| *known == tag) {
+            notes.blocks.remove(&at);
         }
     }
 

@@ -22,9 +22,10 @@ use parking_lot::Mutex;
 use self::context::{Context, Relaxed, check, check_release, is_gone};
 use self::events::EventPool;
 use self::symbols::{Symbols, VirtualMemory, code, symbols};
+use super::journal::{Change, Journal};
 use super::{Address, Driver, DriverError, Event, Handle, MemoryInfo, Result, Stream};
 
-pub use self::ipc::{Exported, Imported};
+pub use self::ipc::{Exported, Imported, on_close};
 
 /// Device attributes by the driver's numbers (`CUdevice_attribute`).
 mod attribute {
@@ -39,7 +40,12 @@ const PLAIN_GRANULARITY: u64 = 2 << 20;
 /// What a stream's capture status call answers for the legacy stream while another stream captures.
 const STREAM_CAPTURE_IMPLICIT: i32 = 906;
 
-/// One CUDA device.
+/// Why a context's event cannot be recorded just now: a stream of it captures.
+const CAPTURE_UNSUPPORTED: i32 = 900;
+const CAPTURE_IMPLICIT: i32 = STREAM_CAPTURE_IMPLICIT;
+
+/// One CUDA device. A clone names the same device, for calls that need no heap's lock.
+#[derive(Clone)]
 pub struct CudaDriver {
     shared: Arc<Shared>,
 }
@@ -55,6 +61,10 @@ struct Shared {
     posix_fd: AtomicBool,
     rdma: bool,
     events: EventPool,
+    journal: Journal,
+    own_stream: Mutex<Option<Stream>>,
+    /// Whether events of the whole context can be recorded; taken back at the first refusal.
+    records_context: AtomicBool,
     mappings: Mutex<Mappings>,
 }
 
@@ -101,6 +111,9 @@ impl CudaDriver {
             posix_fd: AtomicBool::new(has(attribute::POSIX_FD_HANDLES)),
             rdma: has(attribute::RDMA_WITH_VIRTUAL_MEMORY),
             events: EventPool::new(symbols),
+            journal: Journal::default(),
+            own_stream: Mutex::new(None),
+            records_context: AtomicBool::new(true),
             mappings: Mutex::new(Mappings {
                 at: BTreeMap::new(),
                 access: vec![peers::read_and_write(context.device())],
@@ -116,6 +129,11 @@ impl CudaDriver {
     /// The device's ordinal.
     pub fn ordinal(&self) -> i32 {
         self.shared.ordinal
+    }
+
+    /// Whether the calling thread is in this device's primary context.
+    pub fn is_current(&self) -> bool {
+        self.shared.context.is_current()
     }
 
     /// The driver's own name of a failure's code, for messages.
@@ -134,6 +152,11 @@ impl CudaDriver {
     pub fn enable_peer(&self, peer: i32) -> Result<()> {
         let peer = Context::retain(self.shared.symbols, peer)?;
         self.shared.admit(&peer)
+    }
+
+    /// See [`CaptureProbe`].
+    pub fn capture_probe(&self) -> CaptureProbe {
+        CaptureProbe { shared: self.shared.clone() }
     }
 
     /// Copies between devices that cannot reach each other's memory, in `stream`'s order.
@@ -155,7 +178,37 @@ impl CudaDriver {
     }
 }
 
+impl CudaDriver {
+    /// An event behind the present work of `streams`: where the driver cannot record one for the whole
+    /// context, a stream of our own waits for each of them, and the event is recorded there.
+    fn gather(&self, streams: &[Stream]) -> Result<Event> {
+        let own = self.shared.own_stream()?;
+        for &stream in streams {
+            let event = self.record_event(stream)?;
+            let waits = self.stream_wait_event(own, event);
+            self.shared.events.give(event);
+            waits?;
+        }
+        self.record_event(own)
+    }
+}
+
 impl Shared {
+    /// A stream on which nothing runs, made at the first call.
+    fn own_stream(&self) -> Result<Stream> {
+        let mut own = self.own_stream.lock();
+        if let Some(stream) = *own {
+            return Ok(stream);
+        }
+        const NON_BLOCKING: u32 = 1;
+        let create = self.symbols.stream_create.ok_or(DriverError::Unsupported("cuStreamCreate"))?;
+        let _entered = self.context.enter()?;
+        let mut stream: sys::CUstream = std::ptr::null_mut();
+        // SAFETY: `stream` is a place for one stream.
+        check("cuStreamCreate", unsafe { create(&mut stream, NON_BLOCKING) })?;
+        Ok(*own.insert(Stream(stream as u64)))
+    }
+
     /// What memory is asked of the driver: as torch's own expandable segments ask.
     fn properties(&self) -> sys::CUmemAllocationProp {
         use sys::{CUmemAllocationHandleType, CUmemAllocationType, CUmemLocationType};
@@ -293,6 +346,7 @@ impl Driver for CudaDriver {
             return Err(error);
         }
         mappings.at.insert(at, Mapping { size, handle: handle.0, exported: None });
+        self.shared.journal.note(Change::Mapped, at, size);
         Ok(())
     }
 
@@ -301,7 +355,9 @@ impl Driver for CudaDriver {
         let mut mappings = self.shared.mappings.lock();
         // SAFETY: the heap names one whole mapping that no work of the device uses any more.
         self.shared.giving_back("cuMemUnmap", || unsafe { (vmm.unmap)(at, size as usize) })?;
+        self.shared.journal.note(Change::Unmapped, at, size);
         if let Some(Mapping { exported: Some(file), .. }) = mappings.at.remove(&at) {
+            ipc::withdraw(file);
             // SAFETY: the descriptor was made for this mapping and is known to nobody else here.
             unsafe { libc::close(file) };
         }
@@ -314,12 +370,15 @@ impl Driver for CudaDriver {
         let mut at = 0;
         // SAFETY: `at` is a place for one CUdeviceptr.
         check("cuMemAlloc", unsafe { (self.shared.symbols.mem_alloc)(&mut at, size as usize) })?;
+        self.shared.journal.note(Change::Allocated, at, size);
         Ok(at)
     }
 
-    fn deallocate(&self, at: Address, _size: u64) -> Result<()> {
+    fn deallocate(&self, at: Address, size: u64) -> Result<()> {
         // SAFETY: the heap names a segment that `allocate` gave it.
-        self.shared.giving_back("cuMemFree", || unsafe { (self.shared.symbols.mem_free)(at) })
+        self.shared.giving_back("cuMemFree", || unsafe { (self.shared.symbols.mem_free)(at) })?;
+        self.shared.journal.note(Change::Deallocated, at, size);
+        Ok(())
     }
 
     fn record_event(&self, stream: Stream) -> Result<Event> {
@@ -332,6 +391,29 @@ impl Driver for CudaDriver {
             return Err(error);
         }
         Ok(event)
+    }
+
+    fn record_device_event(&self, streams: &[Stream]) -> Result<Event> {
+        let record = self.shared.symbols.context_record_event;
+        let Some(record) = record.filter(|_| self.shared.records_context.load(Ordering::Relaxed)) else {
+            return self.gather(streams);
+        };
+        let _entered = self.shared.context.enter()?;
+        let event = self.shared.events.take()?;
+        // SAFETY: the context is retained for the process's life, the event is live and of this context.
+        let result = unsafe { record(self.shared.context.raw(), raw_event(event)) };
+        match check("cuCtxRecordEvent", result) {
+            Ok(()) => Ok(event),
+            Err(error) => {
+                self.shared.events.give(event);
+                if matches!(result, CAPTURE_UNSUPPORTED | CAPTURE_IMPLICIT) || is_gone(&error) {
+                    return Err(error);
+                }
+                // Some contexts cannot do it; then it is not tried again.
+                self.shared.records_context.store(false, Ordering::Relaxed);
+                self.gather(streams)
+            }
+        }
     }
 
     fn query_event(&self, event: Event) -> Result<bool> {
@@ -388,6 +470,28 @@ impl Driver for CudaDriver {
         }
         check("cuStreamIsCapturing", result)?;
         Ok(status != 0)
+    }
+
+    fn journal(&self) -> Option<&Journal> {
+        Some(&self.shared.journal)
+    }
+}
+
+/// Asks whether streams of a device capture, without its driver at hand.
+pub struct CaptureProbe {
+    shared: Arc<Shared>,
+}
+
+impl CaptureProbe {
+    /// Whether the driver answers for this stream: not with an error, and not that the legacy stream must not
+    /// be touched while another one captures.
+    pub fn can_be_asked(&self, stream: Stream) -> bool {
+        let Some(is_capturing) = self.shared.symbols.stream_is_capturing else { return true };
+        let Ok(_entered) = self.shared.context.enter() else { return false };
+        let mut status = 0;
+        // SAFETY: `status` is a place for one enum; a stream of the framework.
+        let result = unsafe { is_capturing(raw_stream(stream), &mut status) };
+        result == code::SUCCESS
     }
 }
 

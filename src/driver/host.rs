@@ -324,6 +324,10 @@ impl<M: Memory> Driver for SoftDriver<M> {
         self.enter(Call::RecordEvent)?.streams.record(stream)
     }
 
+    fn record_device_event(&self, _streams: &[Stream]) -> Result<Event> {
+        self.enter(Call::RecordEvent)?.streams.record_all()
+    }
+
     fn query_event(&self, event: Event) -> Result<bool> {
         self.enter(Call::QueryEvent)?.streams.query(event)
     }

@@ -6,6 +6,8 @@
 
 pub mod cuda;
 pub mod host;
+pub mod journal;
+pub mod loader;
 
 use std::fmt;
 
@@ -94,6 +96,9 @@ pub trait Driver: Send {
 
     /// Records an event at the present end of `stream`'s work.
     fn record_event(&self, stream: Stream) -> Result<Event>;
+    /// Records an event at the present end of the work of the whole device, as far as this process sent it:
+    /// of every stream where the driver can do that (CUDA 12.5), else at least of `streams`.
+    fn record_device_event(&self, streams: &[Stream]) -> Result<Event>;
     /// Whether all work before the event is done.
     fn query_event(&self, event: Event) -> Result<bool>;
     /// Waits (on the host) until the event is done.
@@ -108,4 +113,9 @@ pub trait Driver: Send {
     fn synchronize_device(&self) -> Result<()>;
     /// Whether work sent to `stream` is being captured into a graph.
     fn is_capturing(&self, stream: Stream) -> Result<bool>;
+
+    /// Where this driver notes what it maps and unmaps, if it does.
+    fn journal(&self) -> Option<&journal::Journal> {
+        None
+    }
 }

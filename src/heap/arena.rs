@@ -10,7 +10,6 @@ use super::block::{Blocks, Id, NONE, State};
 use super::fit::Bins;
 use super::slab::SlabId;
 use super::stats::{LARGE, SMALL};
-use super::stream::Marks;
 use super::trail::Trail;
 use super::{SMALL_MAX, Stream};
 
@@ -115,7 +114,6 @@ pub(super) struct Lane {
     /// Index into the heap's pools; 0 is everybody's.
     pub pool: u32,
     pub arenas: [Arena; 5],
-    pub marks: Marks,
     /// Where its requests lay: once handles had to be moved.
     pub trail: Option<Box<Trail>>,
     /// The clock at the last free.
@@ -133,7 +131,6 @@ impl Lane {
             stream,
             pool,
             arenas: std::array::from_fn(|_| Arena::new()),
-            marks: Marks::default(),
             trail: None,
             last_free: 0,
             loud: false,

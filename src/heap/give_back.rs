@@ -39,14 +39,13 @@ impl<D: Driver> Heap<D> {
 
     /// Whether no work can be using a shadow's addresses any more.
     pub(super) fn is_quiet(&self, shadow: Shadow) -> bool {
-        self.is_quiet_since(shadow.segment, shadow.clock)
+        self.is_quiet_since(shadow.clock)
     }
 
-    /// Whether addresses of a segment that were freed at `clock` may be unmapped: no work can be using them,
+    /// Whether addresses that were freed at `clock` may be unmapped: no work can be using them,
     /// and no capture is under way.
-    pub(super) fn is_quiet_since(&self, segment: u16, clock: u64) -> bool {
-        let lane = lane_of(self.space.segments[segment as usize].arena);
-        clock <= self.lanes[lane].marks.quiet && !self.capturing()
+    pub(super) fn is_quiet_since(&self, clock: u64) -> bool {
+        clock <= self.marks.quiet && !self.capturing()
     }
 
     fn destroy(&mut self, handle: Handle, size: u64) -> u64 {
@@ -74,7 +73,7 @@ impl<D: Driver> Heap<D> {
             }
             let block = &self.blocks[first];
             let idle = block.state == State::Free && block.size == size;
-            if !idle || block.word > self.lanes[lane].marks.quiet {
+            if !idle || block.word > self.marks.quiet {
                 continue;
             }
             self.stats.work.destroys += 1;
@@ -104,7 +103,7 @@ impl<D: Driver> Heap<D> {
         let segments = self.lanes[lane].arenas.iter().flat_map(|arena| &arena.segments);
         let shadowed = segments.into_iter().any(|&segment| self.space.has_shadows(segment));
         // Later, when what was mapped here can be known to be quiet.
-        if !self.hush(lane) && shadowed {
+        if !self.hush() && shadowed {
             return false;
         }
         let closed = std::mem::replace(&mut self.lanes[lane], Lane::new(super::Stream(0), 0));

@@ -57,6 +57,9 @@ const REQUESTS_PER_MOVE: u64 = 64;
 /// Unpaid ones after which physical memory may grow by another thousandth of the peak.
 const MOVES_PER_THOUSANDTH: u64 = 16;
 
+/// Bytes of the device that are left to others at most, while idle memory is at hand.
+const SPARED_MOST: u64 = 1 << 30;
+
 impl<D: Driver> Heap<D> {
     /// Gives the arena a free range of at least `size` bytes.
     pub(super) fn grow(&mut self, arena: u16, size: u64) -> Result<(), Shortage> {
@@ -70,13 +73,9 @@ impl<D: Driver> Heap<D> {
     /// plain segments.
     pub(super) fn grow_somewhere(&mut self, arena: u16, size: u64, own: Own) -> Result<Window, Shortage> {
         self.retire_all_empty_slabs();
-        for lane in 0..self.lanes.len() {
-            if self.may_take_from(lane) {
-                self.look(lane);
-                self.mark(lane);
-                self.look(lane);
-            }
-        }
+        self.look();
+        self.mark();
+        self.look();
         self.begin_survey();
         self.find_wanted(lane_of(arena));
         let mut idle = self.find_idle(Some(lane_of(arena)));
@@ -141,7 +140,8 @@ impl<D: Driver> Heap<D> {
         let capturing = self.capturing();
         let after = self.space.physical + want;
         if capturing || after <= allowance.quiet {
-            match self.create(want) {
+            let created = if self.is_scarce(want) { Err(Shortage::Memory) } else { self.create(want) };
+            match created {
                 Err(Shortage::Memory) => {}
                 Ok((handle, size)) => return self.put_new(window.segment, at, handle, size),
                 Err(error) => return Err(error),
@@ -180,6 +180,24 @@ impl<D: Driver> Heap<D> {
         // Memory that just came is as quiet as can be.
         self.occupy(segment, at, size, 0)?;
         Ok(size)
+    }
+
+    /// Whether so much new memory would leave the device with less than others in this process need now and
+    /// then (kernels are loaded when they are first used). Then what is idle is used first.
+    fn is_scarce(&mut self, want: u64) -> bool {
+        let spared = (self.total / 1000 * u64::from(self.config.spared)).min(SPARED_MOST);
+        if spared == 0 {
+            return false;
+        }
+        let physical = self.space.physical;
+        // The driver is asked again when the heap itself may have used up a quarter of what was free.
+        let fresh = self.seen.filter(|&(free, then)| free / 4 > spared && physical <= then + free / 4);
+        if fresh.is_none() {
+            let Ok(info) = self.driver.memory_info() else { return false };
+            self.seen = Some((info.free, physical));
+            return info.free < spared.saturating_add(want);
+        }
+        false
     }
 
     /// Makes a piece of physical memory of at most `want` bytes.

@@ -25,6 +25,7 @@ mod config;
 mod fit;
 mod give_back;
 mod grow;
+mod occupancy;
 mod pool;
 mod pressure;
 mod retrace;
@@ -50,8 +51,9 @@ pub use crate::driver::{Address, Stream};
 use crate::driver::{Driver, DriverError, Event, Handle};
 pub use address_space::AddressSpace;
 pub use config::{Config, Freed, HeapError, PoolId, Tag};
+pub use occupancy::Occupancy;
 pub use pool::Filter;
-pub use snapshot::{BlockInfo, BlockState, SegmentInfo};
+pub use snapshot::{BlockInfo, BlockState, Seen, SegmentInfo};
 pub use stats::{DriverWork, Split, Stat, Stats};
 
 use arena::{Lane, RUNS, arena_number, kind_for, kind_of, lane_of, part_of};
@@ -63,14 +65,14 @@ use segment::{Found, Space};
 use size_class::{Classes, SLAB_MAX};
 use slab::{Slabs, Slot, SlotState, run_for};
 use stats::{Ledgers, SMALL};
-use stream::{Handed, Pending};
+use stream::{Handed, Marks, Pending};
 
 /// Requests up to this size (after rounding) are *small* in the statistics and lie in segments of their
 /// own, as PyTorch's do. Bytes.
 pub const SMALL_MAX: u64 = 1 << 20;
 /// The smallest fitted block: a table's granule must not hold two starts.
 const FITTED_MIN: u64 = SLAB_MAX + GRAIN;
-/// Pending blocks are looked at once in so many mallocs; and whenever nothing fits.
+/// Pending blocks are looked at once in so many mallocs, at first more often; and whenever nothing fits.
 const POLL: u32 = 16;
 
 /// The caching allocator of one device.
@@ -99,11 +101,16 @@ pub struct Heap<D: Driver> {
     last: Option<(Stream, u16)>,
     space: Space,
     pending: Pending,
+    marks: Marks,
     pools: Pools,
     stats: Ledgers,
     /// Counts frees: the heap's time.
     clock: u64,
     until_poll: u32,
+    /// Mallocs between the next two looks.
+    poll_gap: u32,
+    /// What the driver last said was free, and how much the heap held then.
+    seen: Option<(u64, u64)>,
     /// Requests from this size on are huge; bytes.
     huge_from: u64,
     /// Before so many bytes were moved, no lane gets a trail again.
@@ -144,10 +151,13 @@ impl<D: Driver> Heap<D> {
             last: None,
             space: Space::new(),
             pending: Pending::default(),
+            marks: Marks::default(),
             pools: Pools::new(),
             stats: Ledgers::default(),
             clock: 0,
             until_poll: POLL,
+            poll_gap: POLL,
+            seen: None,
             huge_from: u64::MAX,
             retrace_from: 0,
         })
@@ -199,6 +209,9 @@ impl<D: Driver> Heap<D> {
             Some(rounded) if rounded < 1 << 46 => rounded,
             _ => return Err(self.out_of_memory(size)),
         };
+        if rounded > self.total {
+            return Err(self.out_of_memory(size));
+        }
         let kind = kind_for(rounded, self.huge_from);
         if kind != SMALL && self.lanes[lane].trail.is_some() {
             let request = Request { lane, kind, size: rounded, requested: size, tag };
@@ -378,7 +391,8 @@ impl<D: Driver> Heap<D> {
     fn poll(&mut self) {
         self.until_poll -= 1;
         if self.until_poll == 0 {
-            self.until_poll = POLL;
+            self.until_poll = self.poll_gap;
+            self.poll_gap = (self.poll_gap * 2).min(POLL);
             self.process_events();
         }
     }
@@ -601,7 +615,6 @@ impl<D: Driver> Heap<D> {
         let (base, run, class, arena) = (slab.base, slab.block, usize::from(slab.class), slab.arena);
         let (segment, size) = (self.blocks[run].segment, self.blocks[run].size);
         let lane = &mut self.lanes[lane_of(arena)];
-        // The clock of other lanes' frees would never become quiet here.
         let clock = lane.last_free;
         let in_arena = &mut lane.arenas[SMALL];
         self.slabs.unlink(&mut in_arena.slabs[class], id);

@@ -137,7 +137,7 @@ impl<D: Driver> Heap<D> {
                 continue;
             }
             if let Some(id) = self.fitting(other, kind, size)
-                && self.follow(self.lanes[lane].stream, other, id)
+                && self.follow(self.lanes[lane].stream, id)
             {
                 return Some(id);
             }
@@ -146,12 +146,11 @@ impl<D: Driver> Heap<D> {
     }
 
     /// Makes `stream` wait for the work that may still use a free range; false if it cannot.
-    fn follow(&mut self, stream: Stream, owner: usize, id: Id) -> bool {
-        if self.blocks[id].word <= self.lanes[owner].marks.quiet {
+    fn follow(&mut self, stream: Stream, id: Id) -> bool {
+        if self.blocks[id].word <= self.marks.quiet {
             return true;
         }
-        self.stats.work.events_recorded += 1;
-        let Ok(event) = self.driver.record_event(self.lanes[owner].stream) else { return false };
+        let Ok(event) = self.device_event() else { return false };
         self.stats.work.stream_waits += 1;
         let waits = self.driver.stream_wait_event(stream, event).is_ok();
         let _leaked_on_error = self.driver.release_event(event);
@@ -200,9 +199,9 @@ impl<D: Driver> Heap<D> {
         for lane in 0..self.lanes.len() {
             if self.may_take_from(lane) {
                 loud |= self.lanes[lane].loud;
-                self.hush(lane);
             }
         }
+        self.hush();
         if loud {
             self.wait_device();
         }

@@ -211,7 +211,7 @@ impl<D: Driver> Heap<D> {
             let owner = lane_of(block.arena);
             let idle = block.state == State::Free && block.end() >= piece.at + piece.size;
             let own = owner == lane && self.aliases;
-            let quiet = own || (!self.lanes[owner].loud && block.word <= self.lanes[owner].marks.quiet);
+            let quiet = own || (!self.lanes[owner].loud && block.word <= self.marks.quiet);
             if !idle || !quiet || !self.may_take_from(owner) {
                 return false;
             }

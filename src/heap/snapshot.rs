@@ -72,6 +72,15 @@ impl SegmentInfo {
     }
 }
 
+/// What [`Heap::walk`] comes by.
+#[derive(Debug)]
+pub enum Seen {
+    /// A run of mapped memory begins; its blocks follow, and its size is their sum.
+    Segment(SegmentInfo),
+    /// The next block of that run.
+    Block(BlockInfo),
+}
+
 impl<D: Driver> Heap<D> {
     /// The block that an address lies in, handed out or pending; an address inside one counts.
     pub fn block_at(&self, address: Address) -> Option<BlockInfo> {
@@ -128,41 +137,55 @@ impl<D: Driver> Heap<D> {
 
     /// Every run of mapped memory with its blocks, by address.
     pub fn segments(&self) -> Vec<SegmentInfo> {
-        let mut all = Vec::new();
-        for segment in self.space.segments.iter().filter(|segment| segment.in_use) {
-            let lane = &self.lanes[lane_of(segment.arena)];
-            let mut run: Option<SegmentInfo> = None;
-            let mut id = segment.first;
-            while id != NONE {
-                let block = &self.blocks[id];
-                if block.state == State::Unmapped {
-                    all.extend(run.take());
-                } else {
-                    let run = run.get_or_insert_with(|| SegmentInfo {
-                        address: block.addr,
-                        size: 0,
-                        stream: lane.stream,
-                        pool: self.pools.list[lane.pool as usize].id,
-                        large: part_of(segment.arena) == LARGE,
-                        expandable: !segment.plain,
-                        blocks: Vec::new(),
-                    });
-                    run.size += block.size;
-                    self.push_blocks(id, &mut run.blocks);
-                }
-                id = block.next;
+        let mut all: Vec<SegmentInfo> = Vec::new();
+        self.walk(|seen| match seen {
+            Seen::Segment(segment) => all.push(segment),
+            Seen::Block(block) => {
+                let Some(segment) = all.last_mut() else { return };
+                segment.size += block.size;
+                segment.blocks.push(block);
             }
-            all.extend(run);
-        }
+        });
         all.sort_by_key(|segment| segment.address);
         all
     }
 
-    fn push_blocks(&self, id: Id, to: &mut Vec<BlockInfo>) {
+    /// Calls `f` with every run of mapped memory, in no particular order, and after each with its blocks in
+    /// the order of their addresses. Allocates nothing: this is how a heap of a million blocks is looked at
+    /// while its user waits.
+    pub fn walk(&self, mut f: impl FnMut(Seen)) {
+        for segment in self.space.segments.iter().filter(|segment| segment.in_use) {
+            let lane = &self.lanes[lane_of(segment.arena)];
+            let mut inside = false;
+            let mut id = segment.first;
+            while id != NONE {
+                let block = &self.blocks[id];
+                if block.state == State::Unmapped {
+                    inside = false;
+                } else {
+                    if !inside {
+                        f(Seen::Segment(SegmentInfo {
+                            address: block.addr,
+                            size: 0,
+                            stream: lane.stream,
+                            pool: self.pools.list[lane.pool as usize].id,
+                            large: part_of(segment.arena) == LARGE,
+                            expandable: !segment.plain,
+                            blocks: Vec::new(),
+                        }));
+                    }
+                    inside = true;
+                    self.each_block(id, &mut |block| f(Seen::Block(block)));
+                }
+                id = block.next;
+            }
+        }
+    }
+
+    fn each_block(&self, id: Id, f: &mut impl FnMut(BlockInfo)) {
         let block = &self.blocks[id];
         if block.state != State::Slab {
-            to.push(self.block_info(id));
-            return;
+            return f(self.block_info(id));
         }
         let slab = &self.slabs[block.b];
         let mut gap = slab.base;
@@ -172,13 +195,13 @@ impl<D: Driver> Heap<D> {
             }
             let info = self.slot_info(block.b, slot);
             if info.address > gap {
-                to.push(self.inactive(block, gap, info.address));
+                f(self.inactive(block, gap, info.address));
             }
             gap = info.address + info.size;
-            to.push(info);
+            f(info);
         }
         if block.end() > gap {
-            to.push(self.inactive(block, gap, block.end()));
+            f(self.inactive(block, gap, block.end()));
         }
     }
 

@@ -62,7 +62,7 @@ impl<D: Driver> Heap<D> {
             for arena in &lane.arenas {
                 for id in arena.bins.at_least(&self.blocks, PAGE) {
                     let block = &self.blocks[id];
-                    if !own && block.word > lane.marks.quiet {
+                    if !own && block.word > self.marks.quiet {
                         continue;
                     }
                     let mut at = block.addr.next_multiple_of(PAGE);
@@ -122,7 +122,7 @@ impl<D: Driver> Heap<D> {
             }
         }
         let Some((_, lane)) = oldest else { return false };
-        if self.lanes[lane].loud { self.wait_device() } else { self.hush(lane) }
+        if self.lanes[lane].loud { self.wait_device() } else { self.hush() }
     }
 
     /// Calls handles back to their shadows in the window.

@@ -2,9 +2,11 @@
 //!
 //! A block freed on its own stream is free at once, because later work of that stream comes later. A block
 //! that other streams use (`record_stream`, or a block lent to another stream) is *pending* until their
-//! events are done. Moving a page is no work of any stream, so a page may be moved only when the stream's
-//! work before the last free in it is done: it is *quiet*. That is known from *marks*: events recorded
-//! now and then, each with the heap's clock at that moment; a free with an older clock is covered.
+//! events are done. Moving a page is no work of any stream, so a page may be moved only when all of the
+//! device's work before the last free in it is done: it is *quiet*. The block's own stream is not enough:
+//! programs use blocks on other streams without saying so, and get away with it as long as a block's memory
+//! stays where it is. Quiet is known from *marks*: events of the whole device, recorded now and then, each
+//! with the heap's clock at that moment; a free with an older clock is covered.
 //!
 //! It knows no pages. Invariant: an event is released exactly once, after it was seen done or waited for.
 
@@ -80,7 +82,7 @@ impl Pending {
     }
 }
 
-/// Events of one stream with the heap's clock at their recording.
+/// Events of the device with the heap's clock at their recording.
 #[derive(Default)]
 pub(super) struct Marks {
     recorded: VecDeque<(u64, Event)>,
@@ -104,6 +106,7 @@ impl<D: Driver> Heap<D> {
     /// Starts the wait of a freed block for the streams that use it.
     pub(super) fn begin_wait(&mut self, handed: Handed) {
         self.pending.blocks += 1;
+        (self.until_poll, self.poll_gap) = (1, 1);
         if self.capturing() || self.record_uses(handed).is_err() {
             self.pending.deferred.push(handed);
         }
@@ -206,57 +209,67 @@ impl<D: Driver> Heap<D> {
         }
     }
 
-    /// Records a mark on a lane if something was freed since the last one. During a capture, or where
-    /// the driver fails, nothing happens; the lane then just stays unquiet.
-    pub(super) fn mark(&mut self, lane: usize) {
-        let clock = self.clock;
-        let marks = &self.lanes[lane].marks;
-        let newest = marks.recorded.back().map_or(marks.quiet, |mark| mark.0);
-        if self.capturing() || newest >= self.lanes[lane].last_free || marks.recorded.len() >= 8 {
+    /// The clock of the newest free.
+    fn last_free(&self) -> u64 {
+        self.lanes.iter().map(|lane| lane.last_free).max().unwrap_or(0)
+    }
+
+    /// Records a mark if something was freed since the last one. During a capture, or where the driver
+    /// fails, nothing happens; what was freed then just stays unquiet.
+    pub(super) fn mark(&mut self) {
+        let newest = self.marks.recorded.back().map_or(self.marks.quiet, |mark| mark.0);
+        if self.capturing() || newest >= self.last_free() || self.marks.recorded.len() >= 8 {
             return;
         }
-        self.stats.work.events_recorded += 1;
-        if let Ok(event) = self.driver.record_event(self.lanes[lane].stream) {
-            self.lanes[lane].marks.recorded.push_back((clock, event));
+        if let Ok(event) = self.device_event() {
+            self.marks.recorded.push_back((self.clock, event));
         }
     }
 
-    /// Finds out how far a lane is quiet.
-    pub(super) fn look(&mut self, lane: usize) {
+    /// An event behind all work of the device up to now.
+    pub(super) fn device_event(&mut self) -> Result<Event, DriverError> {
+        self.stats.work.events_recorded += 1;
+        let lanes = self.lanes.iter().filter(|lane| lane.in_use);
+        let streams: Vec<Stream> = lanes.map(|lane| lane.stream).collect();
+        self.driver.record_device_event(&streams)
+    }
+
+    /// Finds out how far the device is quiet.
+    pub(super) fn look(&mut self) {
         if self.capturing() {
             return;
         }
-        while let Some(&(clock, event)) = self.lanes[lane].marks.recorded.front() {
+        while let Some(&(clock, event)) = self.marks.recorded.front() {
             self.stats.work.events_queried += 1;
             if !matches!(self.driver.query_event(event), Ok(true)) {
                 break;
             }
-            self.passed(lane, clock, event);
+            self.passed(clock, event);
         }
     }
 
-    /// Waits on the host until all of a lane's free memory is quiet; false if it could not be.
-    pub(super) fn hush(&mut self, lane: usize) -> bool {
-        self.look(lane);
+    /// Waits on the host until all free memory is quiet; false if it could not be.
+    pub(super) fn hush(&mut self) -> bool {
+        self.look();
         if self.capturing() {
             return false;
         }
-        while self.lanes[lane].marks.quiet < self.lanes[lane].last_free {
-            self.mark(lane);
-            let Some(&(clock, event)) = self.lanes[lane].marks.recorded.front() else { return false };
+        let last = self.last_free();
+        while self.marks.quiet < last {
+            self.mark();
+            let Some(&(clock, event)) = self.marks.recorded.front() else { return false };
             self.stats.work.host_waits += 1;
             if self.driver.wait_event(event).is_err() {
                 return false;
             }
-            self.passed(lane, clock, event);
+            self.passed(clock, event);
         }
         true
     }
 
-    fn passed(&mut self, lane: usize, clock: u64, event: Event) {
-        let marks = &mut self.lanes[lane].marks;
-        marks.recorded.pop_front();
-        marks.quiet = marks.quiet.max(clock);
+    fn passed(&mut self, clock: u64, event: Event) {
+        self.marks.recorded.pop_front();
+        self.marks.quiet = self.marks.quiet.max(clock);
         self.release_event(event);
     }
 
@@ -270,12 +283,12 @@ impl<D: Driver> Heap<D> {
             return false;
         }
         let clock = self.clock;
-        for lane in 0..self.lanes.len() {
-            while let Some(&(_, event)) = self.lanes[lane].marks.recorded.front() {
-                self.passed(lane, clock, event);
-            }
-            self.lanes[lane].marks.quiet = clock;
-            self.lanes[lane].loud = false;
+        while let Some(&(_, event)) = self.marks.recorded.front() {
+            self.passed(clock, event);
+        }
+        self.marks.quiet = clock;
+        for lane in &mut self.lanes {
+            lane.loud = false;
         }
         self.process_events();
         true
@@ -283,10 +296,8 @@ impl<D: Driver> Heap<D> {
 
     /// Gives all events back without waiting; for the heap's end, after the device was waited for.
     pub(super) fn drop_events(&mut self) {
-        for lane in &mut self.lanes {
-            for (_, event) in lane.marks.recorded.drain(..) {
-                let _leaked_on_error = self.driver.release_event(event);
-            }
+        for (_, event) in self.marks.recorded.drain(..) {
+            let _leaked_on_error = self.driver.release_event(event);
         }
         for (_, queue) in &mut self.pending.queues {
             for (event, _) in queue.drain(..) {

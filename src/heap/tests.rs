@@ -9,7 +9,7 @@ const TAG: Tag = Tag(7, 9);
 
 fn heap(memory: u64) -> (BooksDriver, Heap<BooksDriver>) {
     let driver = BooksDriver::with_memory(memory);
-    let heap = Heap::new(driver.clone(), Config::gpu()).unwrap();
+    let heap = Heap::new(driver.clone(), Config::lean()).unwrap();
     (driver, heap)
 }
 
@@ -141,9 +141,26 @@ fn pages_move_between_streams_only_when_quiet() {
 }
 
 #[test]
+fn pages_stay_where_they_are_while_any_stream_works() {
+    let (driver, mut heap) = heap(220 * MIB);
+    let (a, b, unsaid) = (Stream(1), Stream(2), Stream(9));
+    let block = heap.malloc(200 * MIB, a, TAG).unwrap();
+    // A program that uses a block on another stream and does not say so.
+    driver.submit(unsaid);
+    heap.free(block).unwrap();
+    let moved = heap.malloc(180 * MIB, b, TAG).unwrap();
+    assert_eq!(driver.outstanding(unsaid), 0, "the pages were taken away from under a kernel");
+    heap.free(moved).unwrap();
+    driver.submit(unsaid);
+    heap.trim();
+    assert_eq!(driver.outstanding(unsaid), 0, "and given back to the device");
+    assert_eq!(driver.violations(), 0);
+}
+
+#[test]
 fn lent_memory_returns_after_the_borrower() {
     let driver = BooksDriver::with_memory(100 * MIB);
-    let config = Config { slack_before_wait: u32::MAX, ..Config::gpu() };
+    let config = Config { slack_before_wait: u32::MAX, ..Config::lean() };
     let mut heap = Heap::new(driver.clone(), config).unwrap();
     let (a, b) = (Stream(1), Stream(2));
     let block = heap.malloc(90 * MIB, a, TAG).unwrap();
@@ -255,7 +272,7 @@ fn a_mem_pool_in_eager_mode_still_waits_for_events() {
 fn without_virtual_memory_segments_are_plain() {
     let options = Options { memory: 1 << 30, virtual_memory: false, ..Options::default() };
     let driver = BooksDriver::new(options);
-    let mut heap = Heap::new(driver.clone(), Config::gpu()).unwrap();
+    let mut heap = Heap::new(driver.clone(), Config::lean()).unwrap();
     let blocks: Vec<Address> =
         [600, 70_000, 3 * MIB, 30 * MIB].iter().map(|&size| heap.malloc(size, S0, TAG).unwrap()).collect();
     sound(&heap);

@@ -226,7 +226,7 @@ impl<D: Driver> Heap<D> {
             Some((id, _)) if self.space.is_idle(id, self.survey) => {
                 Page::Shadow { wanted: self.space.is_wanted(id, self.survey) }
             }
-            Some((_, clock)) if self.is_quiet_since(segment, clock) => Page::Stale,
+            Some((_, clock)) if self.is_quiet_since(clock) => Page::Stale,
             Some(_) => Page::Barred,
         }
     }

@@ -4,10 +4,11 @@
 //! Invariant: counters are exact; born and died are O(1) and do not allocate once a site is known; at a
 //! step boundary only sites that changed are visited; memory is bounded by [`MAX_SITES`] sites.
 
-use super::clock::{Now, PHASES};
-use super::device::{DeviceBooks, Sample};
+use super::clock::{Now, PHASES, Phase};
+use super::device::{Boundary, DeviceBooks, Sample};
 use super::site::Site;
 use super::tag::Tag;
+use super::windows::Flow;
 use hashbrown::HashMap;
 
 /// Sites of one device; stacks beyond are counted together under stack 0.
@@ -33,6 +34,11 @@ pub struct Accounts {
     young: [u64; YOUNG],
     phase_live: [u64; PHASES.len()],
     phase_born: [u64; PHASES.len()],
+    phase_freed: [u64; PHASES.len()],
+    /// The phase in which `peak` was reached.
+    peak_phase: Phase,
+    blocks_born: u64,
+    blocks_freed: u64,
     books: DeviceBooks,
 }
 
@@ -53,6 +59,10 @@ impl Accounts {
             young: [0; YOUNG],
             phase_live: [0; PHASES.len()],
             phase_born: [0; PHASES.len()],
+            phase_freed: [0; PHASES.len()],
+            peak_phase: Phase::Other,
+            blocks_born: 0,
+            blocks_freed: 0,
             books: DeviceBooks::default(),
         }
     }
@@ -80,7 +90,10 @@ impl Accounts {
         self.serial += 1;
         self.live_blocks += 1;
         self.live_bytes += requested;
-        self.peak = self.peak.max(self.live_bytes);
+        self.blocks_born += 1;
+        if self.live_bytes > self.peak {
+            (self.peak, self.peak_phase) = (self.live_bytes, now.phase);
+        }
         self.young[self.step as usize % YOUNG] += requested;
         self.phase_live[now.phase as usize] += requested;
         self.phase_born[now.phase as usize] += requested;
@@ -95,7 +108,7 @@ impl Accounts {
         }
         let site = tag.site();
         let Some(entry) = self.sites.get_mut(site as usize) else { return };
-        entry.died(tag.step(), self.step, requested);
+        entry.died(tag.step(), self.step, requested, now.collecting);
         if !entry.dirty {
             entry.dirty = true;
             self.dirty.push(site);
@@ -106,6 +119,8 @@ impl Accounts {
             let young = &mut self.young[tag.step() as usize % YOUNG];
             *young = young.saturating_sub(requested);
         }
+        self.blocks_freed += 1;
+        self.phase_freed[now.phase as usize] += requested;
         let phase = &mut self.phase_live[tag.phase() as usize];
         *phase = phase.saturating_sub(requested);
     }
@@ -155,10 +170,28 @@ impl Accounts {
         let young = self.young[ended as usize % YOUNG] + self.young[ended.wrapping_sub(1) as usize % YOUNG];
         let newer = if self.step > ended { self.young[self.step as usize % YOUNG] } else { 0 };
         let mature = self.live_bytes.saturating_sub(young + newer);
-        self.books.boundary(ended, epoch, sample, self.peak, mature, active, trending);
+        let flow = Flow {
+            step: ended,
+            born: self.phase_born,
+            freed: self.phase_freed,
+            blocks_born: self.blocks_born,
+            blocks_freed: self.blocks_freed,
+        };
+        let high = (self.peak, self.peak_phase);
+        self.books.boundary(&Boundary {
+            ended,
+            epoch,
+            sample,
+            high,
+            live: self.live_bytes,
+            mature,
+            active,
+            trending,
+            flow,
+        });
         self.books.credit_reserved(ended, sample.reserved, &self.sites, &self.dirty);
         self.dirty.clear();
-        self.peak = self.live_bytes;
+        (self.peak, self.peak_phase) = (self.live_bytes, Phase::Other);
         if ended >= self.step {
             self.turn(ended.saturating_add(1));
         }

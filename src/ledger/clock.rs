@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const REMEMBERED: usize = 64;
 pub(crate) const EPOCH_BITS: u32 = 20;
 const EPOCH_MASK: u64 = (1 << EPOCH_BITS) - 1;
+const COLLECTING: u64 = 1 << (EPOCH_BITS + 4);
 
 /// What the program is doing (STRANDLINE_PHASE_*).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -57,6 +58,8 @@ pub struct Now {
     pub step: u32,
     pub epoch: u32,
     pub phase: Phase,
+    /// Python's garbage collector is at work: what dies now was part of a reference cycle.
+    pub collecting: bool,
 }
 
 /// An epoch and the step that was running when it began.
@@ -69,12 +72,17 @@ pub struct EpochStart {
 #[derive(Debug, Default)]
 struct Records {
     epochs: VecDeque<EpochStart>,
+    /// Epochs announced that had at least one step, and whether steps came before the first of them.
+    begun: u64,
+    late: bool,
+    /// Steps that were running when a validation began.
+    validations: VecDeque<u32>,
     /// Nanoseconds each recent step took.
     durations: VecDeque<u64>,
     last_end: Option<u64>,
 }
 
-/// Step (32 bits), epoch (20) and phase (4) in one word, and a short record of recent epochs and durations.
+/// Step (32 bits), epoch (20), phase (4) and the collector's bit in one word, and a short record of recent epochs and durations.
 #[derive(Debug, Default)]
 pub struct Clock {
     word: AtomicU64,
@@ -86,7 +94,12 @@ const fn unpack(word: u64) -> Now {
         Some(phase) => phase,
         None => Phase::Other,
     };
-    Now { step: (word >> 32) as u32, epoch: (word & EPOCH_MASK) as u32, phase }
+    Now {
+        step: (word >> 32) as u32,
+        epoch: (word & EPOCH_MASK) as u32,
+        phase,
+        collecting: word & COLLECTING != 0,
+    }
 }
 
 impl Clock {
@@ -129,6 +142,8 @@ impl Clock {
             // An epoch without a single step (a validation loader, a peek at the data) is not one.
             Some(last) if last.step == start.step => *last = start,
             _ => {
+                records.late |= records.begun == 0 && start.step > 0;
+                records.begun += 1;
                 if records.epochs.len() == REMEMBERED {
                     records.epochs.pop_front();
                 }
@@ -144,7 +159,39 @@ impl Clock {
         let before = self.word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| {
             Some(word & !mask | (phase as u64) << EPOCH_BITS)
         });
-        unpack(before.unwrap_or_else(|word| word)).phase
+        let before = unpack(before.unwrap_or_else(|word| word));
+        if phase == Phase::Validation && before.phase != phase {
+            let mut records = self.records.lock();
+            if records.validations.back() != Some(&before.step) {
+                if records.validations.len() == REMEMBERED {
+                    records.validations.pop_front();
+                }
+                records.validations.push_back(before.step);
+            }
+        }
+        before.phase
+    }
+
+    /// Steps that were running when a validation began: the newest, oldest first.
+    pub fn validations(&self) -> Vec<u32> {
+        self.records.lock().validations.iter().copied().collect()
+    }
+
+    /// Python's garbage collector begins or ends its work.
+    pub fn collecting(&self, on: bool) {
+        if on {
+            self.word.fetch_or(COLLECTING, Ordering::Relaxed);
+        } else {
+            self.word.fetch_and(!COLLECTING, Ordering::Relaxed);
+        }
+    }
+
+    /// Epochs that had at least one step, once any was announced. Where steps came before the first
+    /// announcement, they were an epoch too: hooks see a first epoch end and not begin.
+    pub fn epochs(&self) -> u64 {
+        let records = self.records.lock();
+        let empty = records.epochs.back().is_some_and(|last| last.step == self.now().step);
+        (records.begun + u64::from(records.late)).saturating_sub(u64::from(empty))
     }
 
     /// Recent epochs that had at least one step, oldest first.
@@ -176,7 +223,33 @@ mod tests {
         assert_eq!(clock.begin_epoch(), 1);
         assert_eq!(clock.enter(Phase::Validation), Phase::Other);
         assert_eq!(clock.enter(Phase::Backward), Phase::Validation);
-        assert_eq!(clock.now(), Now { step: 2, epoch: 1, phase: Phase::Backward });
+        assert_eq!(clock.validations(), [2]);
+        assert_eq!(clock.now(), Now { step: 2, epoch: 1, phase: Phase::Backward, ..Now::default() });
+        clock.collecting(true);
+        assert!(clock.now().collecting && clock.now().step == 2);
+        clock.collecting(false);
+        assert!(!clock.now().collecting);
+    }
+
+    #[test]
+    fn epochs_are_counted_and_not_their_beginnings() {
+        let clock = Clock::new();
+        assert_eq!(clock.epochs(), 0);
+        for epoch in 0..12 {
+            if epoch > 0 {
+                clock.begin_epoch(); // the first epoch began before anybody could tell
+            }
+            (0..5).for_each(|_| _ = clock.end_step(0));
+        }
+        assert_eq!(clock.epochs(), 12);
+        clock.begin_epoch();
+        assert_eq!(clock.epochs(), 12, "nothing was done in it yet");
+        let told = Clock::new();
+        for _ in 0..12 {
+            told.begin_epoch();
+            (0..5).for_each(|_| _ = told.end_step(0));
+        }
+        assert_eq!(told.epochs(), 12);
     }
 
     #[test]

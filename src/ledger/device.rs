@@ -3,13 +3,17 @@
 //! Must not know: single blocks, judgement.
 //! Invariant: bounded however long the job runs; recent boundaries are exact, older ones thinned.
 
+use super::clock::Phase;
 use super::history::Thinned;
 use super::site::Site;
+use super::windows::{Flow, Flows, Windows};
 
 /// Boundaries whose mature bytes are remembered exactly.
 const RECENT: usize = 64;
 /// Points of the device's series.
 pub const SERIES: usize = 64;
+/// Points of the finer series that a report shows.
+const SHOWN: usize = 256;
 const EPOCHS: usize = 64;
 /// Sites remembered as those whose blocks made reserved memory grow.
 const CREDITED: usize = 8;
@@ -24,6 +28,32 @@ pub struct Sample {
     pub total: Option<u64>,
     /// Memory of the device that this allocator did not hand out (other processes, libraries).
     pub outside: u64,
+    /// How often the allocator had to free its cache and try again.
+    pub retries: u64,
+}
+
+/// What happened on a device up to a step boundary.
+pub(super) struct Boundary<'a> {
+    pub ended: u32,
+    pub epoch: u32,
+    pub sample: &'a Sample,
+    /// The highest requested bytes within the step, and the phase of it.
+    pub high: (u64, Phase),
+    /// Live bytes now.
+    pub live: u64,
+    pub mature: u64,
+    pub active: u32,
+    pub trending: u32,
+    pub flow: Flow,
+}
+
+/// A step that needed more memory for itself than any before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Record {
+    pub step: u32,
+    /// What it needed beyond what lived before and after it.
+    pub need: u64,
+    pub phase: Phase,
 }
 
 /// One point of the device's series.
@@ -39,6 +69,7 @@ pub struct DevicePoint {
 #[derive(Clone, Debug, Default)]
 pub struct DeviceBooks {
     series: Thinned<DevicePoint, SERIES>,
+    shown: Thinned<DevicePoint, SHOWN>,
     last: Sample,
     last_point: (u32, DevicePoint),
     mature: Vec<u64>,
@@ -47,6 +78,15 @@ pub struct DeviceBooks {
     epochs: Vec<(u32, u64)>,
     peak: u64,
     peak_step: u32,
+    /// The newest step that needed more than all before, and how many of those there were.
+    record: Option<Record>,
+    records: u32,
+    /// Live bytes at the last boundary; what the program made before the first belongs to no step.
+    live_before: Option<u64>,
+    windows: Windows,
+    flows: Flows,
+    /// Memory outside the allocator when it was first known, and the lowest since.
+    outside: Option<(u64, u64)>,
     /// The share of active sites whose bytes per step keep rising, smoothed, and their number now.
     pub trending_share: f32,
     pub trending: u32,
@@ -55,17 +95,8 @@ pub struct DeviceBooks {
 }
 
 impl DeviceBooks {
-    #[allow(clippy::too_many_arguments)]
-    pub(super) fn boundary(
-        &mut self,
-        ended: u32,
-        epoch: u32,
-        sample: &Sample,
-        peak: u64,
-        mature: u64,
-        active: u32,
-        trending: u32,
-    ) {
+    pub(super) fn boundary(&mut self, at: &Boundary) {
+        let Boundary { ended, epoch, sample, high: (peak, phase), mature, active, trending, .. } = *at;
         self.boundaries += 1;
         self.last = *sample;
         let point = DevicePoint {
@@ -76,12 +107,27 @@ impl DeviceBooks {
         };
         self.last_point = (ended, point);
         self.series.push(ended, point);
+        self.shown.push_merging(ended, point, |kept, other| kept.peak = kept.peak.max(other.peak));
         if self.mature.is_empty() {
             self.mature.resize(RECENT, 0);
         }
         self.mature[ended as usize % RECENT] = mature;
         if peak > self.peak {
             (self.peak, self.peak_step) = (peak, ended);
+        }
+        let before = self.live_before.replace(at.live).unwrap_or(at.live);
+        // Neither what stays nor what an earlier step left and this one frees is its need.
+        let need = peak.saturating_sub(at.live.max(before));
+        let most = self.record.map_or(0, |record| record.need);
+        if need > most + most / 100 {
+            self.record = Some(Record { step: ended, need, phase });
+            self.records += 1;
+        }
+        self.windows.push(ended, &point, sample.retries);
+        self.flows.push(at.flow);
+        if sample.outside > 0 {
+            let (first, least) = self.outside.unwrap_or((sample.outside, sample.outside));
+            self.outside = Some((first, least.min(sample.outside)));
         }
         match self.epochs.last_mut() {
             Some(last) if last.0 == epoch => last.1 = last.1.max(peak),
@@ -142,6 +188,11 @@ impl DeviceBooks {
         self.series.points()
     }
 
+    /// The same, finer: the peak of a point is the highest of all steps up to the next point.
+    pub fn shown(&self) -> &[(u32, DevicePoint)] {
+        self.shown.points()
+    }
+
     /// The newest boundary, whether or not the thinned series holds it.
     pub fn last_point(&self) -> Option<&(u32, DevicePoint)> {
         (self.boundaries > 0).then_some(&self.last_point)
@@ -160,12 +211,37 @@ impl DeviceBooks {
         (self.peak, self.peak_step)
     }
 
+    /// The newest step that needed more for itself than all before, and how many of those there were.
+    pub fn record(&self) -> Option<(Record, u32)> {
+        self.record.map(|record| (record, self.records))
+    }
+
+    /// Minimum, mean and maximum of what was allocated and reserved, in stretches of the run.
+    pub fn windows(&self) -> &Windows {
+        &self.windows
+    }
+
+    /// What was allocated and freed, by phase.
+    pub fn flows(&self) -> &Flows {
+        &self.flows
+    }
+
+    /// Memory outside the allocator when it was first known.
+    pub fn outside_at_first(&self) -> Option<u64> {
+        self.outside.map(|(first, _)| first)
+    }
+
     /// `(epoch, peak)` of the first and the newest epochs.
     pub fn epoch_peaks(&self) -> &[(u32, u64)] {
         &self.epochs
     }
 
     pub fn memory_bytes(&self) -> usize {
-        self.series.memory_bytes() + self.mature.capacity() * 8 + self.epochs.capacity() * 16 + CREDITED * 16
+        self.series.memory_bytes()
+            + self.shown.memory_bytes()
+            + self.mature.capacity() * 8
+            + self.epochs.capacity() * 16
+            + CREDITED * 16
+            + self.windows.memory_bytes()
     }
 }

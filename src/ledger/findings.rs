@@ -39,6 +39,8 @@ pub struct Answer {
     pub fix: Option<String>,
     pub released_by: Option<String>,
     pub not_a_leak: Option<String>,
+    /// The heading of that reason in docs/findings.md.
+    pub reason: Option<String>,
     pub bounded: Option<Bounded>,
     pub group: Option<String>,
     pub seconds: Option<f64>,
@@ -95,6 +97,8 @@ pub struct Case {
     /// Live at the last boundary that was judged.
     pub live_bytes: u64,
     pub live_blocks: u64,
+    /// How often this site's growth was explained away before.
+    pub asked: u32,
     /// The most blocks (bytes where one block regrows) since it was suspected.
     pub most: u64,
     pub settled: Option<String>,

@@ -39,6 +39,28 @@ impl<T: Copy, const N: usize> Thinned<T, N> {
         self.points.push((step, value));
     }
 
+    /// Like [`push`](Self::push), but nothing is lost without a trace: a value that is not kept is merged into
+    /// the point before it.
+    pub fn push_merging(&mut self, step: u32, value: T, merge: impl Fn(&mut T, &T)) {
+        if let Some(last) = self.points.last_mut().filter(|last| step < last.0.saturating_add(self.stride)) {
+            return merge(&mut last.1, &value);
+        }
+        if self.points.len() == N {
+            for pair in self.points.chunks_exact_mut(2) {
+                let dropped = pair[1].1;
+                merge(&mut pair[0].1, &dropped);
+            }
+            let mut at = 0;
+            self.points.retain(|_| {
+                at += 1;
+                at % 2 == 1
+            });
+            self.stride = self.stride.saturating_mul(2);
+            return self.push_merging(step, value, merge);
+        }
+        self.push(step, value);
+    }
+
     pub fn points(&self) -> &[(u32, T)] {
         &self.points
     }
@@ -70,5 +92,18 @@ mod tests {
         assert!(1_000_000 - points.last().unwrap().0 <= 2 * 1_000_000 / 8);
         assert_eq!(series.at(points[3].0 + 1), Some(&points[3]));
         assert!(series.memory_bytes() <= 16 * 16);
+    }
+
+    #[test]
+    fn a_peak_between_points_is_not_lost() {
+        let mut series: Thinned<u64, 16> = Thinned::default();
+        for step in 0..10_000 {
+            series
+                .push_merging(step, u64::from(step == 4_321), |kept, dropped| *kept = (*kept).max(*dropped));
+        }
+        assert!(series.points().len() <= 16);
+        let (before, after) =
+            (series.at(4_321).unwrap(), series.points().iter().find(|p| p.0 > 4_321).unwrap());
+        assert_eq!((before.1, after.1), (1, 0));
     }
 }

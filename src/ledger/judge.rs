@@ -163,6 +163,7 @@ impl Judge {
             let Some(pattern) = pattern::recognise(site, view) else { continue };
             let state =
                 if pattern.shape == Shape::Burst { State::Weighing } else { State::Waiting(view.ended) };
+            let regrows = pattern.shape == Shape::Regrow;
             let fresh = Case {
                 id: self.ids + 1,
                 device: accounts.device(),
@@ -173,7 +174,8 @@ impl Judge {
                 since: view.ended,
                 live_bytes: site.level.bytes,
                 live_blocks: u64::from(site.level.blocks),
-                most: 0,
+                asked: known.map_or(0, |at| self.cases[at].asked + 1),
+                most: if regrows { site.level.bytes } else { u64::from(site.level.blocks) },
                 settled: None,
                 answer: None,
             };
@@ -350,10 +352,8 @@ impl Judge {
             if self.rooms.get(&case.device).is_some_and(|room| full > 0.9 * room.total as f64) {
                 return None; // its bound lies beyond the device's memory
             }
-            return Some(answer.not_a_leak.clone().unwrap_or_else(|| {
-                format!("it is bounded: {} of at most {} entries", bounded.length, bounded.capacity)
-            }));
         }
+        // A bound alone acquits nobody: who answers has seen it, and may know why it does not help.
         if let Some(reason) = &answer.not_a_leak {
             return Some(reason.clone());
         }
@@ -521,6 +521,14 @@ fn settled_word(site: &super::site::Site, case: &Case, view: &View) -> Option<St
         Standing::Freed if case.pattern.shape == Shape::Burst => {
             Some(format!("kept from step {}, then freed by step {}", case.pattern.first, view.ended))
         }
-        Standing::Freed => Some(format!("grew to {most}, then was freed by step {}", view.ended)),
+        Standing::Freed => {
+            let what = if case.pattern.shape == Shape::Regrow { "bytes" } else { "blocks" };
+            let who = if u64::from(site.collected) * 2 >= site.late_blocks.max(1) {
+                "the garbage collector freed it (reference cycles)"
+            } else {
+                "was freed"
+            };
+            Some(format!("grew to {most} {what}, then {who} by step {}", view.ended))
+        }
     }
 }

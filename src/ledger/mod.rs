@@ -10,11 +10,14 @@
 //! | [`device`] | the books of one device at step boundaries |
 //! | [`accounts`] | all of it for one device: born, died, boundary |
 //! | [`trend`] | robust statistics |
+//! | [`windows`] | minimum, mean and maximum over stretches of the run; what phases allocate and free |
 //! | [`pattern`] | how a site's survivors accumulate |
 //! | [`fragmentation`] | reserved grows, in use does not |
 //! | [`findings`] | cases, answers, findings |
 //! | [`judge`] | from patterns to findings, and back |
+//! | [`host_memory`] | the process's memory that is no tensor's |
 //! | [`notes`] | what grew and is no leak |
+//! | [`undecided`] | growth that was not seen long enough |
 //! | [`wire`] | the JSON of candidates and answers |
 //! | [`symbols`] | what is asked of call stacks |
 //!
@@ -28,6 +31,7 @@ pub mod device;
 pub mod findings;
 pub mod fragmentation;
 pub mod history;
+pub mod host_memory;
 pub mod judge;
 pub mod notes;
 pub mod pattern;
@@ -35,6 +39,8 @@ pub mod site;
 pub mod symbols;
 pub mod tag;
 pub mod trend;
+pub mod undecided;
+pub mod windows;
 pub mod wire;
 
 pub use accounts::Accounts;

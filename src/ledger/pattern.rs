@@ -22,7 +22,7 @@ const FIRST_EPOCH: u32 = 32;
 /// The least share of the window's steps that leave a block behind.
 const SHARE: f64 = 0.55;
 /// Bursts before a regular rhythm is called, and before an irregular one is.
-const PERIODIC: usize = 4;
+pub(super) const PERIODIC: usize = 4;
 const SPORADIC: usize = 5;
 /// Steps before an irregular rhythm is told from the irregularities of a beginning.
 const SETTLING: u32 = 28;
@@ -32,7 +32,7 @@ const SHORT_PERIOD: f64 = 4.0;
 pub const WARM_UP: u32 = 20;
 const WARM_UP_SHARE: f64 = 0.1;
 /// Steps that a single burst must have stayed.
-const STAYED: u32 = 18;
+pub(super) const STAYED: u32 = 18;
 /// Consecutive rises of one block before it is called regrowing.
 const RISES: u32 = 20;
 
@@ -104,9 +104,9 @@ pub struct View<'a> {
 
 /// A run of survivors born in neighbouring steps.
 #[derive(Clone, Copy, Debug)]
-struct Burst {
-    start: u32,
-    end: u32,
+pub(super) struct Burst {
+    pub start: u32,
+    pub end: u32,
     steps: u32,
     bytes: u64,
 }
@@ -128,7 +128,7 @@ pub fn recognise(site: &Site, view: &View) -> Option<Pattern> {
         .or_else(|| (view.ended - newest.last >= STAYED).then(|| burst(site, &old, view)).flatten())
 }
 
-fn bursts(old: &[Cohort], join: u32) -> Vec<Burst> {
+pub(super) fn bursts(old: &[Cohort], join: u32) -> Vec<Burst> {
     let mut found: Vec<Burst> = Vec::with_capacity(old.len());
     for cohort in old {
         match found.last_mut() {
@@ -530,6 +530,9 @@ pub fn standing(site: &Site, pattern: &Pattern, most: u64, view: &View) -> Stand
         let left = site.cohorts.iter().filter(|c| c.last >= pattern.first && c.first <= pattern.last);
         let left: u64 = left.map(|c| c.bytes).sum();
         return if left * 2 < pattern.bytes { Standing::Freed } else { Standing::Growing };
+    }
+    if site.cohorts.is_empty() {
+        return Standing::Freed;
     }
     let span = f64::from(ended.saturating_sub(pattern.first));
     let newest = site.cohorts.iter().rev().find(|c| c.last + MATURE <= ended).map_or(0, |c| c.last);

@@ -16,6 +16,8 @@ pub const LATE: u32 = 8;
 /// Weight of the newest step in the running mean of bytes allocated per step.
 const MEAN_WEIGHT: f32 = 1.0 / 16.0;
 const DRIFT_WEIGHT: f32 = 1.0 / 12.0;
+/// Steps in which a site allocates the same before it counts as having no trend.
+const STEADY: u16 = 24;
 
 /// A site's state at a step boundary. Packed to 4 so that a point of history takes 20 bytes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -59,15 +61,22 @@ pub struct Site {
     pub late_blocks: u64,
     /// The step of the newest late death.
     pub last_late: u32,
+    /// Its age in steps.
+    pub last_age: u32,
+    /// Blocks that outlived their step and that Python's garbage collector freed; saturating.
+    pub collected: u32,
     /// How often half of the blocks or more died late within one step, and the most blocks before one.
     pub resets: u16,
     pub tooth: u32,
     /// Steps in which it allocated, saturating.
     active: u16,
+    /// Of these the newest in a row that allocated just as much as the one before, saturating.
+    constant: u16,
     /// The level at the last boundary.
     pub level: Level,
     pub rise: Rise,
     born_before: u64,
+    born_last: f32,
     mean: f32,
     /// Between -1 and 1: whether bytes allocated per step keep rising (1) or falling (-1).
     pub drift: f32,
@@ -90,13 +99,16 @@ impl Site {
     }
 
     #[inline]
-    pub(super) fn died(&mut self, born: u32, now: u32, size: u64) {
+    pub(super) fn died(&mut self, born: u32, now: u32, size: u64, collecting: bool) {
         self.live_blocks = self.live_blocks.saturating_sub(1);
         self.live_bytes = self.live_bytes.saturating_sub(size);
         self.cohorts.remove(born, size);
-        if now.saturating_sub(born) >= LATE {
-            self.late_blocks += 1;
-            self.last_late = now;
+        if now > born {
+            self.collected = self.collected.saturating_add(u32::from(collecting));
+            if now - born >= LATE {
+                self.late_blocks += 1;
+                (self.last_late, self.last_age) = (now, now - born);
+            }
         }
     }
 
@@ -156,8 +168,14 @@ impl Site {
             self.mean = now;
         }
         self.active = self.active.saturating_add(1);
-        let sign =
-            f32::from(u8::from(now > self.mean * 1.005)) - f32::from(u8::from(now < self.mean * 0.995));
+        self.constant = if now == self.born_last { self.constant.saturating_add(1) } else { 0 };
+        self.born_last = now;
+        // A single step up (layers unfrozen, a larger batch from now on) is no trend.
+        let sign = if self.constant > STEADY {
+            0.0
+        } else {
+            f32::from(u8::from(now > self.mean * 1.005)) - f32::from(u8::from(now < self.mean * 0.995))
+        };
         self.drift += (sign - self.drift) * DRIFT_WEIGHT;
         self.mean += (now - self.mean) * MEAN_WEIGHT;
         true

@@ -57,7 +57,7 @@ mod tests {
 
     #[test]
     fn holds_every_field() {
-        let now = Now { step: u32::MAX, epoch: 0xf_ffff, phase: Phase::Validation };
+        let now = Now { step: u32::MAX, epoch: 0xf_ffff, phase: Phase::Validation, ..Now::default() };
         let tag = Tag::new(7, (1 << 40) - 1, now);
         assert_eq!((tag.site(), tag.step(), tag.serial()), (7, u32::MAX, (1 << 40) - 1));
         assert_eq!((tag.epoch(), tag.phase()), (0xf_ffff, Phase::Validation));

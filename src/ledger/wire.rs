@@ -31,6 +31,8 @@ struct CandidateJson {
     live_bytes: u64,
     live_blocks: u64,
     bytes_per_step: f64,
+    /// How often this site's growth was explained away before.
+    asked: u32,
     allocated_at: Option<Frame>,
     stack: Vec<Frame>,
     blocks: Vec<BlockJson>,
@@ -88,6 +90,7 @@ pub fn candidates_to_json(
             live_bytes: case.live_bytes,
             live_blocks: case.live_blocks,
             bytes_per_step: case.pattern.bytes_per_step,
+            asked: case.asked,
             allocated_at: symbols.allocated_at(case.stack),
             stack: symbols.frames(case.stack),
             blocks: pick(case, blocks(case.device, case.site), ended),

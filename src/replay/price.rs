@@ -156,6 +156,10 @@ impl<D: Driver> Driver for Priced<D> {
         self.count(self.inner.record_event(stream), RECORD_US + EVENT_US, |tally| &mut tally.events)
     }
 
+    fn record_device_event(&self, streams: &[Stream]) -> Result<Event> {
+        self.inner.record_device_event(streams)
+    }
+
     fn query_event(&self, event: Event) -> Result<bool> {
         self.count(self.inner.query_event(event), QUERY_US, |tally| &mut tally.events)
     }

@@ -116,7 +116,7 @@ pub fn replay<S: Subject>(
                 reserved: player.recorded_reserved(),
                 active: player.active(),
                 total,
-                outside: 0,
+                ..Sample::default()
             };
             books.accounts.boundary(ended, clock.now().epoch, &sample);
             judge.look(&mut books.accounts, &clock);

@@ -182,8 +182,14 @@ fn read_segments(objects: &mut Objects, collector: &mut Collector, segments: Val
         }
         segment.address = address.unwrap_or(0);
         let blocks = blocks.map(|value| {
-            let list = objects.sequence(value).map(<[Value]>::to_vec);
-            list.ok_or_else(|| format!("a segment's blocks are {}", objects.type_name(value)))
+            let Some(list) = objects.sequence(value).map(<[Value]>::to_vec) else {
+                return Err(format!("a segment's blocks are {}", objects.type_name(value)));
+            };
+            // A list that is named by many segments would be read, and kept, once for each of them.
+            if let (Value::Object(id), false) = (value, list.is_empty()) {
+                objects.take(id, 0);
+            }
+            Ok(list)
         });
         let mut next = segment.address;
         for block in blocks.transpose()?.unwrap_or_default() {

@@ -4,11 +4,12 @@
 //! Invariant: the verdict follows from the findings; "not a leak, because" is said of what was suspected.
 
 use super::describe;
-use super::model::{NotLeak, Report, Run, SCHEMA, Site, Verdict};
+use super::model::{NotLeak, Report, Run, SCHEMA, Site, Undecided, Verdict};
 use super::units;
 use super::view::{DeviceView, SiteView};
 use crate::ledger::{Class, Clock, Judge, State, Symbols};
 use serde_json::{Map, Value};
+use std::fmt::Write as _;
 
 /// Fewer steps than this decide nothing.
 const LEAST_STEPS: u64 = 10;
@@ -33,7 +34,7 @@ pub fn assemble(
     symbols: &dyn Symbols,
 ) -> Report {
     run.steps = run.steps.max(u64::from(judge.steps()));
-    run.epochs = run.epochs.max(u64::from(clock.now().epoch));
+    run.epochs = run.epochs.max(clock.epochs());
     run.step_seconds = run.step_seconds.or_else(|| clock.step_seconds());
     let mut findings: Vec<_> = judge
         .findings()
@@ -65,7 +66,11 @@ pub fn assemble(
             .then(b.live_bytes.cmp(&a.live_bytes))
     });
     let not_leaks = not_leaks(judge, &parts, symbols);
-    let (verdict, reason) = verdict(&run, &findings, &parts, symbols);
+    let undecided = undecided(judge, &parts, symbols);
+    let (verdict, mut reason) = verdict(&run, &findings, &parts, symbols);
+    if verdict == Verdict::Clean && !undecided.is_empty() {
+        let _ = write!(reason, "; {} undecided", units::plural(undecided.len() as u64, "growth"));
+    }
     let mut sites: Vec<Site> =
         parts.iter().flat_map(|part| &part.view.sites).map(|view| site(view, symbols)).collect();
     sites.sort_by_key(|site| std::cmp::Reverse(site.live_bytes));
@@ -77,7 +82,45 @@ pub fn assemble(
             device
         })
         .collect();
-    Report { schema: SCHEMA, verdict, reason, run, devices, findings, not_leaks, sites }
+    Report {
+        schema: SCHEMA,
+        verdict,
+        reason,
+        run,
+        devices,
+        findings,
+        not_leaks,
+        undecided,
+        remarks: Vec::new(),
+        sites,
+    }
+}
+
+/// Growth that nobody has judged yet: candidates that wait, and sites on their way to one.
+fn undecided(judge: &Judge, parts: &[DevicePart], symbols: &dyn Symbols) -> Vec<Undecided> {
+    let judged = |case: &&crate::ledger::Case| !matches!(&case.state, State::Dismissed { reason, .. } if reason.is_empty());
+    let known: Vec<(i32, u32)> =
+        judge.cases().iter().filter(judged).map(|case| (case.device, case.stack)).collect();
+    let mut said: Vec<Undecided> = Vec::new();
+    for open in parts.iter().flat_map(|part| &part.view.open) {
+        if known.contains(&(open.device, open.stack)) {
+            continue;
+        }
+        let allocated_at = symbols.allocated_at(open.stack);
+        let same = |said: &&mut Undecided| said.what == open.what && said.allocated_at == allocated_at;
+        if let Some(said) = said.iter_mut().find(same) {
+            said.bytes += open.bytes;
+            continue;
+        }
+        said.push(Undecided {
+            what: open.what.clone(),
+            decides: open.decides.clone(),
+            device: i64::from(open.device),
+            bytes: open.bytes,
+            allocated_at,
+        });
+    }
+    said
 }
 
 fn find(part: &DevicePart, which: impl Fn(&SiteView) -> bool) -> Option<&SiteView> {
@@ -110,6 +153,7 @@ fn not_leaks(judge: &Judge, parts: &[DevicePart], symbols: &dyn Symbols) -> Vec<
         let lead = finding.cases.first().map(|&at| &judge.cases()[at]);
         stacks.extend(finding.cases.iter().map(|&at| judge.cases()[at].stack));
         said.push(NotLeak {
+            kind: "withdrawn".to_owned(),
             what: format!(
                 "{}, called at step {} and withdrawn",
                 finding.class.name(),
@@ -135,7 +179,9 @@ fn not_leaks(judge: &Judge, parts: &[DevicePart], symbols: &dyn Symbols) -> Vec<
             said.bytes += case.live_bytes;
             continue;
         }
+        let reason_kind = case.answer.as_ref().and_then(|answer| answer.reason.clone());
         dismissed.push(NotLeak {
+            kind: reason_kind.unwrap_or_else(|| "settled".to_owned()),
             what: format!("looked like a {} leak", case.pattern.class.name()),
             because: reason.clone(),
             device: i64::from(case.device),
@@ -157,6 +203,7 @@ fn not_leaks(judge: &Judge, parts: &[DevicePart], symbols: &dyn Symbols) -> Vec<
             continue;
         }
         said.push(NotLeak {
+            kind: note.kind.to_owned(),
             what: note.what.clone(),
             because: note.because.clone(),
             device: i64::from(note.device),

@@ -49,11 +49,11 @@ fn leak(judge: &Judge, found: &findings::Finding, symbols: &dyn Symbols, clock: 
         allocated_at: places[order[0]].clone(),
         stack: symbols.frames(leading.stack),
         called_at_step: found.called_at_step,
-        fix: answer
-            .fix
-            .clone()
-            .filter(|fix| !fix.is_empty())
-            .unwrap_or_else(|| fix(pattern.shape).to_owned()),
+        fix: answer.fix.clone().filter(|fix| !fix.is_empty()).unwrap_or_else(|| {
+            let stack = symbols.frames(leading.stack);
+            let native = !stack.is_empty() && stack.iter().all(|frame| frame.kind == "native");
+            if native { NATIVE_FIX.to_owned() } else { fix(pattern.shape).to_owned() }
+        }),
         held_by: answer.held_by,
         kept_at: answer.kept_at,
         id: found.id,
@@ -139,7 +139,7 @@ fn evidence(case: &Case, steps: u32) -> String {
             format!("{} of the last {} steps left a block behind", pattern.hits, pattern.of)
         }
         Shape::Regrow => format!(
-            "one block was replaced by a larger one {} times since step {}, and is now {}",
+            "one tensor regrows: replaced by a larger one {} times since step {}, and now {}",
             pattern.events,
             pattern.first,
             units::bytes(case.live_bytes as f64)
@@ -164,7 +164,7 @@ fn evidence(case: &Case, steps: u32) -> String {
             shown.join(", ")
         ),
         Shape::Burst => format!(
-            "allocated in step {} and kept in the {} steps since",
+            "retained once, in step {}, and kept in the {} steps since: bounded, it does not grow",
             pattern.first,
             steps.saturating_sub(pattern.last + 1)
         ),
@@ -172,6 +172,10 @@ fn evidence(case: &Case, steps: u32) -> String {
 }
 
 /// What to do when nobody named a holder.
+/// For programs without Python, whose references nobody can follow.
+const NATIVE_FIX: &str =
+    "nothing frees these blocks: free each when it is no longer needed, or bound what keeps them";
+
 fn fix(shape: Shape) -> &'static str {
     match shape {
         Shape::Regrow => {

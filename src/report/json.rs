@@ -33,6 +33,9 @@ impl fmt::Display for Unreadable {
             Why::Io(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 write!(f, "{path}: no such file; reports lie in strandline-out/rank<R>-<pid>/report.json")
             }
+            Why::Io(error) if error.kind() == std::io::ErrorKind::IsADirectory => {
+                write!(f, "{path}: is a folder; give the report.json in it")
+            }
             Why::Io(error) => write!(f, "{path}: cannot be read ({error}); check its permissions"),
             Why::Truncated => write!(
                 f,
@@ -55,14 +58,16 @@ impl fmt::Display for Unreadable {
 impl std::error::Error for Unreadable {}
 
 pub fn read(path: &Path) -> Result<Report, Unreadable> {
-    let fail = |why| Unreadable { path: path.display().to_string(), why };
-    let text = std::fs::read_to_string(path).map_err(|error| {
-        fail(match error.kind() {
-            std::io::ErrorKind::InvalidData => Why::Foreign("not text".to_owned()),
-            _ => Why::Io(error),
-        })
-    })?;
-    parse(&text).map_err(fail)
+    match std::fs::read(path) {
+        Ok(bytes) => from_bytes(path, bytes),
+        Err(error) => Err(Unreadable { path: path.display().to_string(), why: Why::Io(error) }),
+    }
+}
+
+/// The report in `bytes`, which were read from `path`.
+pub fn from_bytes(path: &Path, bytes: Vec<u8>) -> Result<Report, Unreadable> {
+    let text = String::from_utf8(bytes).map_err(|_| Why::Foreign("not text".to_owned()));
+    text.and_then(|text| parse(&text)).map_err(|why| Unreadable { path: path.display().to_string(), why })
 }
 
 fn parse(text: &str) -> Result<Report, Why> {

@@ -42,6 +42,12 @@ pub struct Report {
     pub findings: Vec<Finding>,
     #[serde(default)]
     pub not_leaks: Vec<NotLeak>,
+    /// Growth that was not seen long enough.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub undecided: Vec<Undecided>,
+    /// What is worth knowing and is no finding of the ledger's.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub remarks: Vec<Remark>,
     #[serde(default)]
     pub sites: Vec<Site>,
 }
@@ -67,6 +73,15 @@ pub struct Run {
     /// Seconds since 1970 at which it was written.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub time: Option<u64>,
+    /// The library that the text of the report is about (`--focus`).
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub focus: String,
+    /// `[epoch, step]`: the newest epochs and the steps that were running when they began.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub epoch_starts: Vec<(u32, u32)>,
+    /// The newest steps that were running when a validation began.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub validations: Vec<u32>,
     /// Whatever else the writer knows: versions, host name, options.
     #[serde(flatten)]
     pub more: Map<String, Value>,
@@ -92,16 +107,81 @@ pub struct Device {
     /// Live bytes and bytes ever allocated by phase of birth.
     pub phases: Vec<PhaseBytes>,
     pub series: Vec<SeriesPoint>,
+    /// Stretches of the run with minimum, mean and maximum.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub windows: Vec<Window>,
+    /// What was allocated and freed in the recent part of the run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub flow: Option<Flow>,
+    /// Runs of mapped memory, the largest of them, by address; empty where the allocator is not strandline's.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub segments: Vec<Segment>,
+    /// Segments that were too many to list, and their bytes.
+    #[serde(skip_serializing_if = "is_none_left_out")]
+    pub segments_left_out: (u64, u64),
 }
+
+/// Neighbouring step boundaries, taken together; bytes as `[minimum, mean, maximum]`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Window {
+    pub first_step: u32,
+    pub last_step: u32,
+    pub allocated: [u64; 3],
+    pub reserved: [u64; 3],
+    pub active: [u64; 3],
+    /// The highest requested bytes within any of its steps.
+    pub peak: u64,
+    pub retries: u64,
+}
+
+/// What was allocated and freed in the last `steps` steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Flow {
+    pub steps: u32,
+    pub allocated_blocks: u64,
+    pub freed_blocks: u64,
+    pub allocated_bytes: u64,
+    pub freed_bytes: u64,
+}
+
+fn is_none_left_out(left_out: &(u64, u64)) -> bool {
+    left_out.0 == 0
+}
+
+/// A run of mapped memory without a gap.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Segment {
+    pub address: u64,
+    /// The sum of its runs.
+    pub size: u64,
+    pub stream: u64,
+    /// For requests above 1 MiB.
+    pub large: bool,
+    /// In address order, without gaps.
+    pub runs: Vec<BlockRun>,
+}
+
+/// `[bytes, bytes in use, stack ID, step]`: a block, a gap, or neighbours that were joined to keep the report
+/// small. Stack and step of birth are those of the largest block in it; 0 where nothing is in use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlockRun(pub u64, pub u64, pub u32, pub u32);
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PhaseBytes {
     pub phase: String,
     pub live_bytes: u64,
     pub allocated_bytes: u64,
+    /// In the recent part of the run (`Device.flow`): bytes allocated and freed while the phase was in force.
+    #[serde(default)]
+    pub recent_allocated: u64,
+    #[serde(default)]
+    pub recent_freed: u64,
 }
 
-/// The device at a step boundary, in bytes; `peak` is the highest within the step.
+/// The device at a step boundary, in bytes; `peak` is the highest from this step up to the next point.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SeriesPoint {
@@ -180,6 +260,9 @@ pub struct SiteInFinding {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NotLeak {
+    /// The reason's heading in docs/findings.md.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub kind: String,
     pub what: String,
     pub because: String,
     pub device: i64,
@@ -189,6 +272,29 @@ pub struct NotLeak {
     /// It was called a finding for a while.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub withdrawn: bool,
+}
+
+/// Growth that was not seen long enough, and what would decide it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Undecided {
+    pub what: String,
+    pub decides: String,
+    pub device: i64,
+    pub bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allocated_at: Option<Frame>,
+}
+
+/// What is worth knowing and is no finding of the ledger's.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Remark {
+    /// Its heading in docs/findings.md.
+    pub kind: String,
+    pub what: String,
+    pub because: String,
+    pub fix: String,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

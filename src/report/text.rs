@@ -3,8 +3,8 @@
 //! Must not know: terminals; colours are used only if asked for.
 //! Invariant: every line but the first of a finding is indented; labels are aligned.
 
-use super::model::{Finding, Report, Verdict};
-use super::units;
+use super::model::{Finding, Remark, Report, Verdict};
+use super::{focus, tables, units};
 use crate::ledger::{Class, Frame};
 use std::fmt::Write;
 
@@ -23,7 +23,7 @@ pub enum Colour {
 }
 
 impl Colour {
-    fn paint(self, text: &str, code: &str) -> String {
+    pub(super) fn paint(self, text: &str, code: &str) -> String {
         match self {
             Colour::Never => text.to_owned(),
             Colour::Always => format!("\x1b[{code}m{text}\x1b[0m"),
@@ -78,6 +78,9 @@ pub fn finding(finding: &Finding, colour: Colour) -> String {
         }
         match &finding.held_by {
             Some(holder) => line(&mut out, "held by", &holder.path),
+            // A program without Python has no holders to be named.
+            None if finding.stack.iter().all(|frame| frame.kind == "native") && !finding.stack.is_empty() => {
+            }
             None => line(&mut out, "held by", "C++ or unknown (no Python object was found)"),
         }
         if let Some(kept) = &finding.kept_at {
@@ -88,8 +91,24 @@ pub fn finding(finding: &Finding, colour: Colour) -> String {
             );
         }
     }
+    if let Some(word) = released_by(finding) {
+        line(&mut out, "released by", &word);
+    }
     line(&mut out, "fix", &finding.fix);
     out
+}
+
+/// What gives the memory back now, where something does.
+fn released_by(finding: &Finding) -> Option<String> {
+    let size = units::bytes(finding.live_bytes as f64);
+    match finding.released_by.as_str() {
+        "gc" => Some(format!("gc.collect(): it would free these {size} now")),
+        "synchronize" => Some(format!("torch.cuda.synchronize(): {size} wait for another stream")),
+        "empty_cache" if finding.class != Class::Fragmentation => {
+            Some(format!("torch.cuda.empty_cache() gives back {size}"))
+        }
+        _ => None,
+    }
 }
 
 fn line(out: &mut String, label: &str, text: &str) {
@@ -131,12 +150,18 @@ fn short_list<'a>(frames: impl Iterator<Item = &'a Frame>) -> String {
     out
 }
 
-pub(super) fn base(file: &str) -> &str {
+/// The name of a file without its folders.
+pub fn base(file: &str) -> &str {
     file.rsplit('/').next().unwrap_or(file)
 }
 
 fn short(frame: &Frame) -> String {
-    format!("{}:{}", base(&frame.file), frame.line)
+    // A native frame has a file, the shared object, and no line.
+    if frame.line == 0 {
+        base(&frame.file).to_owned()
+    } else {
+        format!("{}:{}", base(&frame.file), frame.line)
+    }
 }
 
 /// "train.py:42 in train_step > model.py:17 in forward": the user's frames, the innermost last.
@@ -174,16 +199,36 @@ pub fn report(report: &Report, colour: Colour) -> String {
     }
     facts.push(format!("process {}", run.pid));
     let _ = writeln!(out, "  {}: {}", run.command.join(" "), facts.join(", "));
+    if !run.focus.is_empty() {
+        let (focused, hidden) = focus::focus(report, &run.focus);
+        let _ = writeln!(
+            out,
+            "  focus on {}: {} and {} without a frame of it are hidden",
+            run.focus,
+            units::plural(hidden.findings as u64, "finding"),
+            units::plural(hidden.sites as u64, "site")
+        );
+        return body(out, &focused, colour);
+    }
+    body(out, report, colour)
+}
+
+fn body(mut out: String, report: &Report, colour: Colour) -> String {
     for found in &report.findings {
         out.push('\n');
         out.push_str(&finding(found, colour));
         let _ = writeln!(
             out,
-            "  {:<LABEL$}{} % sure, called at step {}",
+            "  {:<LABEL$}{} % sure, called at step {}; see {GUIDE}#{}",
             "confidence",
             (found.confidence * 100.0).round(),
-            found.called_at_step
+            found.called_at_step,
+            found.class.name()
         );
+    }
+    for said in &report.remarks {
+        out.push('\n');
+        out.push_str(&remark(said, colour));
     }
     if !report.not_leaks.is_empty() {
         let _ = writeln!(out, "\n{}", colour.paint("not leaks", "1"));
@@ -199,36 +244,38 @@ pub fn report(report: &Report, colour: Colour) -> String {
             );
         }
     }
-    memory(&mut out, report, colour);
+    if !report.undecided.is_empty() {
+        let _ = writeln!(out, "\n{}", colour.paint("undecided", "1"));
+        for open in report.undecided.iter().take(NOT_LEAKS) {
+            let place =
+                open.allocated_at.as_ref().map_or_else(String::new, |frame| format!("{}  ", short(frame)));
+            let _ = writeln!(
+                out,
+                "  {:>10}  {place}{}; {}",
+                units::bytes(open.bytes as f64),
+                open.what,
+                open.decides
+            );
+        }
+    }
+    tables::memory(&mut out, report, colour);
     sites(&mut out, report, colour);
+    let _ = writeln!(out, "\nwhat the words mean, and what to do: {GUIDE}");
     out
 }
 
-fn memory(out: &mut String, report: &Report, colour: Colour) {
-    if report.devices.is_empty() {
-        return;
+/// Where classes and reasons are explained.
+pub const GUIDE: &str = "docs/findings.md";
+
+/// A remark as it is printed when it is new.
+pub fn remark(remark: &Remark, colour: Colour) -> String {
+    let mut out = String::new();
+    let _ = writeln!(out, "strandline: {}  {}", colour.paint("NOTE", "1;33"), remark.what);
+    line(&mut out, "because", &remark.because);
+    if !remark.fix.is_empty() {
+        line(&mut out, "fix", &remark.fix);
     }
-    let _ = writeln!(out, "\n{}", colour.paint("memory", "1"));
-    let heads = ["device", "allocated", "peak", "reserved", "outside", "live blocks"];
-    let _ = writeln!(
-        out,
-        "  {:<8}{:>12}{:>12}{:>12}{:>12}{:>14}",
-        heads[0], heads[1], heads[2], heads[3], heads[4], heads[5]
-    );
-    for device in &report.devices {
-        let name = if device.device < 0 { "host".to_owned() } else { device.device.to_string() };
-        let last = device.series.last().copied().unwrap_or_default();
-        let allocated = if device.series.is_empty() { device.live_bytes } else { last.allocated };
-        let _ = writeln!(
-            out,
-            "  {name:<8}{:>12}{:>12}{:>12}{:>12}{:>14}",
-            units::bytes(allocated as f64),
-            units::bytes(device.peak_bytes as f64),
-            units::bytes(last.reserved as f64),
-            units::bytes(device.outside_bytes as f64),
-            device.live_blocks
-        );
-    }
+    out
 }
 
 fn sites(out: &mut String, report: &Report, colour: Colour) {

@@ -4,12 +4,21 @@
 //! Invariant: sites stand as they were at the last step boundary, so that what the end of the program frees
 //! changes nothing; before the first boundary, as they are.
 
-use super::model::{Device, Generation, PhaseBytes, SeriesPoint};
+use super::device_notes;
+use super::model::{Device, Flow, Generation, PhaseBytes, SeriesPoint, Window};
+use crate::ledger::clock::EpochStart;
 use crate::ledger::notes::{self, Note};
+use crate::ledger::undecided::{self, Open};
 use crate::ledger::{Accounts, PHASES, Phase};
 
 /// Sites a report lists of one device.
-pub const TOP_SITES: usize = 50;
+pub const TOP_SITES: usize = 128;
+/// Stretches of the run that a report lists.
+const WINDOWS: usize = 8;
+
+/// Sites of findings that it lists besides, the largest of them: a job in which everything leaks has as many
+/// as it has call stacks.
+pub const WANTED: usize = 128;
 
 /// One device, copied.
 #[derive(Clone, Debug, Default)]
@@ -17,6 +26,8 @@ pub struct DeviceView {
     pub device: Device,
     pub sites: Vec<SiteView>,
     pub notes: Vec<Note>,
+    /// Growth that is undecided.
+    pub open: Vec<Open>,
     /// A site that seems to accumulate, seen too briefly to say.
     pub unripe: Option<u32>,
 }
@@ -40,6 +51,11 @@ pub struct SiteView {
 impl DeviceView {
     /// Copies the largest sites, and those that `wanted` names (the sites of findings).
     pub fn of(accounts: &Accounts, wanted: &[u32]) -> DeviceView {
+        DeviceView::with_epochs(accounts, wanted, &[])
+    }
+
+    /// The same, for a run whose epochs are known.
+    pub fn with_epochs(accounts: &Accounts, wanted: &[u32], epochs: &[EpochStart]) -> DeviceView {
         let books = accounts.books();
         let began = books.boundaries() > 0;
         let size = |number: u32| {
@@ -52,13 +68,17 @@ impl DeviceView {
             order.truncate(TOP_SITES);
         }
         order.retain(|&number| size(number) > 0);
-        let missing: Vec<u32> = wanted.iter().copied().filter(|number| !order.contains(number)).collect();
-        order.extend(missing.into_iter().filter(|&number| accounts.site(number).is_some()));
+        let mut missing: Vec<u32> = wanted.iter().copied().filter(|number| !order.contains(number)).collect();
+        missing.retain(|&number| accounts.site(number).is_some());
+        missing.sort_by_key(|&number| std::cmp::Reverse(size(number)));
+        missing.truncate(WANTED);
+        order.extend(missing);
         order.sort_by_key(|&number| std::cmp::Reverse(size(number)));
         DeviceView {
             device: device(accounts),
             sites: order.into_iter().map(|number| site(accounts, number, began)).collect(),
-            notes: notes::notes(accounts),
+            notes: notes::notes(accounts).into_iter().chain(device_notes::notes(accounts)).collect(),
+            open: undecided::open(accounts, epochs),
             unripe: notes::unripe(accounts),
         }
     }
@@ -74,12 +94,13 @@ fn device(accounts: &Accounts) -> Device {
         active: p.1.active,
         peak: p.1.peak,
     };
-    let mut series: Vec<SeriesPoint> = books.series().iter().map(point).collect();
+    let mut series: Vec<SeriesPoint> = books.shown().iter().map(point).collect();
     if let Some(last) = books.last_point().map(point)
         && series.last().is_some_and(|point| point.step < last.step)
     {
         series.push(last);
     }
+    let flow = books.flows().recent();
     Device {
         device: i64::from(accounts.device()),
         outside_bytes: books.last_sample().outside,
@@ -96,10 +117,33 @@ fn device(accounts: &Accounts) -> Device {
                 phase: phase.name().to_owned(),
                 live_bytes: accounts.phase_live()[phase as usize],
                 allocated_bytes: accounts.phase_born()[phase as usize],
+                recent_allocated: flow.map_or(0, |(_, flow)| flow.born[phase as usize]),
+                recent_freed: flow.map_or(0, |(_, flow)| flow.freed[phase as usize]),
             })
             .collect(),
         series,
+        windows: books.windows().joined(WINDOWS).iter().map(window).collect(),
+        flow: flow.map(|(steps, flow)| Flow {
+            steps,
+            allocated_blocks: flow.blocks_born,
+            freed_blocks: flow.blocks_freed,
+            allocated_bytes: flow.born.iter().sum(),
+            freed_bytes: flow.freed.iter().sum(),
+        }),
         ..Device::default()
+    }
+}
+
+fn window(window: &crate::ledger::windows::Window) -> Window {
+    let three = |of: crate::ledger::windows::Range| [of.least, window.mean(of), of.most];
+    Window {
+        first_step: window.first,
+        last_step: window.last,
+        allocated: three(window.allocated),
+        reserved: three(window.reserved),
+        active: three(window.active),
+        peak: window.peak,
+        retries: window.retries,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Files of a report: written aside and renamed, so that a reader never sees half of one.
 //!
 //! Must not know: what they contain.
-//! Invariant: files are 0600, folders made here 0700; an error names the path and what to do.
+//! Invariant: files are 0600 unless they are meant for others, folders made here 0700; an error names the path and what to do.
 
 use std::fmt;
 use std::fs::{self, DirBuilder, OpenOptions};
@@ -53,6 +53,15 @@ pub fn folder(folder: &Path) -> Result<(), NotWritten> {
 
 /// Writes `folder/name`, replacing what was there at once.
 pub fn file(folder: &Path, name: &str, contents: &[u8]) -> Result<PathBuf, NotWritten> {
+    with_mode(folder, name, contents, 0o600)
+}
+
+/// Like [`file`], readable for everybody whom the umask lets: for files that another user's program collects.
+pub fn public_file(folder: &Path, name: &str, contents: &[u8]) -> Result<PathBuf, NotWritten> {
+    with_mode(folder, name, contents, 0o644)
+}
+
+fn with_mode(folder: &Path, name: &str, contents: &[u8], mode: u32) -> Result<PathBuf, NotWritten> {
     static ASIDE: AtomicU32 = AtomicU32::new(0);
     self::folder(folder)?;
     let path = folder.join(name);
@@ -61,7 +70,7 @@ pub fn file(folder: &Path, name: &str, contents: &[u8]) -> Result<PathBuf, NotWr
     let written = OpenOptions::new()
         .write(true)
         .create_new(true)
-        .mode(0o600)
+        .mode(mode)
         .open(&aside)
         .and_then(|mut file| file.write_all(contents))
         .and_then(|()| fs::rename(&aside, &path));

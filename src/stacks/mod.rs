@@ -14,6 +14,7 @@
 mod intern;
 mod lines;
 mod native;
+mod native_lines;
 #[cfg(target_arch = "x86_64")]
 mod native_modules;
 mod native_symbols;
@@ -62,9 +63,9 @@ pub enum Kind {
 /// One frame of a stack, in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// As Python knows it; for a native frame the shared object.
+    /// As Python knows it; for a native frame the source file if that is known, else the shared object.
     pub file: Arc<str>,
-    /// 0 where it is not known (native frames).
+    /// 0 where it is not known.
     pub line: u32,
     /// Qualified from Python 3.11 on; for a native frame the demangled symbol.
     pub function: Arc<str>,
@@ -269,7 +270,27 @@ pub fn frames(id: StackId) -> Vec<Frame> {
     }
     let places = INTERNER.stack(id.0);
     let rule = RULE.read();
-    places.into_iter().map(|place| frame(&rule, place)).collect()
+    places.into_iter().flat_map(|place| frames_of(&rule, place)).collect()
+}
+
+/// The frames of a place: one, or several where the compiler has put functions into their caller.
+fn frames_of(rule: &user::Rule, place: Place) -> Vec<Frame> {
+    let Place::Native { address } = place else { return vec![frame(rule, place)] };
+    let native_symbols::Symbol { file: object, function, at } = native_symbols::symbol(address);
+    // Where Python is, the user's lines are Python's.
+    let lines = PYTHON.get().is_none() && user::is_user_native(&object, &function);
+    let lines = if lines { native_lines::lines(std::path::Path::new(&*object), at) } else { Vec::new() };
+    let native = |function: Arc<str>, source: Option<(Arc<str>, u32)>| {
+        let user = PYTHON.get().is_none() && user::is_user_native(&object, &function);
+        let (file, line) = source.unwrap_or((object.clone(), 0));
+        Frame { file, line, function, kind: Kind::Native, user }
+    };
+    let Some((outermost, inlined)) = lines.split_last() else { return vec![native(function, None)] };
+    let named = |line: &native_lines::Line| {
+        line.function.as_deref().map_or_else(|| "?".into(), native_symbols::demangle)
+    };
+    let inlined = inlined.iter().map(|line| native(named(line).into(), line.source.clone()));
+    inlined.collect::<Vec<_>>().into_iter().chain([native(function, outermost.source.clone())]).collect()
 }
 
 fn frame(rule: &user::Rule, place: Place) -> Frame {
@@ -277,10 +298,14 @@ fn frame(rule: &user::Rule, place: Place) -> Frame {
         Place::Python { file, function, line } => {
             Frame { user: rule.is_user(&file), file, line, function, kind: Kind::Python }
         }
-        Place::Native { address } => {
-            let native_symbols::Symbol { file, function } = native_symbols::symbol(address);
-            Frame { file, line: 0, function, kind: Kind::Native, user: false }
-        }
+        // See `frames_of`.
+        Place::Native { address } => Frame {
+            file: "".into(),
+            line: 0,
+            function: format!("{address:#x}").into(),
+            kind: Kind::Native,
+            user: false,
+        },
         Place::Cut => Frame {
             file: "<strandline>".into(),
             line: 0,

@@ -17,8 +17,11 @@ use parking_lot::Mutex;
 /// What is known of an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Symbol {
+    /// The shared object, or the program.
     pub file: Arc<str>,
     pub function: Arc<str>,
+    /// The address as the file's own tables name it.
+    pub at: u64,
 }
 
 static KNOWN: Mutex<Option<HashMap<u64, Symbol>>> = Mutex::new(None);
@@ -42,7 +45,7 @@ fn look_up(address: u64) -> Symbol {
         (libc::dladdr(inside as *const libc::c_void, &raw mut info) != 0).then_some(info)
     };
     let Some(info) = info.filter(|info| !info.dli_fname.is_null()) else {
-        return Symbol { file: "".into(), function: format!("{address:#x}").into() };
+        return Symbol { file: "".into(), function: format!("{address:#x}").into(), at: inside };
     };
     // SAFETY: dladdr returns strings of the loaded object, which stay while it is loaded.
     let path = unsafe { CStr::from_ptr(info.dli_fname) };
@@ -52,7 +55,13 @@ fn look_up(address: u64) -> Symbol {
     });
     let file = Path::new(OsStr::from_bytes(path.to_bytes()));
     let offset = inside.wrapping_sub(info.dli_fbase as u64);
-    let name = exported.or_else(|| local_symbol(file, offset));
+    // The program's own path may be relative or gone; the kernel knows it.
+    let map = Mapped::open(file).or_else(|| Mapped::open(Path::new("/proc/self/exe")));
+    let elf = map.as_ref().and_then(|map| object::File::parse(map.bytes()).ok());
+    // A program that is not position-independent names its addresses as they are.
+    let fixed = elf.as_ref().is_some_and(|elf| elf.kind() == object::ObjectKind::Executable);
+    let at = if fixed { inside } else { offset };
+    let name = exported.or_else(|| local_symbol(elf.as_ref()?, at));
     let function = match name {
         Some(name) => demangle(&name),
         None => {
@@ -60,28 +69,35 @@ fn look_up(address: u64) -> Symbol {
             format!("{base}+{offset:#x}")
         }
     };
-    Symbol { file: path.to_string_lossy().into(), function: function.into() }
+    Symbol { file: path.to_string_lossy().into(), function: function.into(), at }
 }
 
 /// A symbol that is not exported, out of the file's own table (absent from stripped files).
-fn local_symbol(path: &Path, offset: u64) -> Option<String> {
-    // The program's own path may be relative or gone; the kernel knows it.
-    let file = File::open(path).or_else(|_| File::open("/proc/self/exe")).ok()?;
-    let map = Mapped::new(&file)?;
-    let elf = object::File::parse(map.bytes()).ok()?;
+fn local_symbol(elf: &object::File<'_>, at: u64) -> Option<String> {
     elf.symbols()
         .filter(|symbol| symbol.kind() == SymbolKind::Text)
-        .find(|symbol| (symbol.address()..symbol.address() + symbol.size()).contains(&offset))
+        .find(|symbol| (symbol.address()..symbol.address().saturating_add(symbol.size())).contains(&at))
         .and_then(|symbol| symbol.name().ok().map(str::to_owned))
 }
 
 /// A file mapped for reading: some are gigabytes long.
-struct Mapped {
+pub(super) struct Mapped {
     start: *mut libc::c_void,
     length: usize,
 }
 
 impl Mapped {
+    pub(super) fn open(path: &Path) -> Option<Mapped> {
+        Mapped::new(&File::open(path).ok()?)
+    }
+
+    /// The bytes for the rest of the process's life.
+    pub(super) fn forever(self) -> &'static [u8] {
+        let this = std::mem::ManuallyDrop::new(self);
+        // SAFETY: mapped by `new` for this length, and never unmapped now.
+        unsafe { std::slice::from_raw_parts(this.start.cast(), this.length) }
+    }
+
     fn new(file: &File) -> Option<Mapped> {
         let length = usize::try_from(file.metadata().ok()?.len()).ok().filter(|length| *length != 0)?;
         // SAFETY: a new private mapping at an address of the kernel's choice.
@@ -105,7 +121,7 @@ impl Drop for Mapped {
 }
 
 /// The name without its parameters, which make C++ frames unreadable, and without long template arguments.
-fn demangle(name: &str) -> String {
+pub(super) fn demangle(name: &str) -> String {
     const LONG: usize = 120;
     let whole = demangle_whole(name);
     if whole.len() <= LONG {

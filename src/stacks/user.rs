@@ -50,6 +50,50 @@ impl Rule {
     }
 }
 
+/// Files whose functions are nobody's own: the loader, the C and C++ runtimes, CUDA's libraries, this one.
+const RUNTIMES: [&str; 11] = [
+    "ld-linux",
+    "libc.so",
+    "libc-",
+    "libm.so",
+    "libpthread",
+    "libdl",
+    "libstdc++",
+    "libgcc_s",
+    "libcu",
+    "libnv",
+    "libstrandline",
+];
+const SYSTEM: [&str; 6] = ["/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/", "/usr/local/cuda", "/opt/cuda"];
+/// Functions that a program has from elsewhere: headers of templates, a cudart that is linked into it.
+const ELSEWHERE: [&str; 11] = [
+    "std::",
+    "__gnu_cxx::",
+    "thrust::",
+    "cub::",
+    "cuda::",
+    "cudart::",
+    "__cuda",
+    "libcudart_static_",
+    "_start",
+    "__libc_start",
+    "strandline_",
+];
+
+/// Whether a native frame is the user's: in a program without Python.
+pub fn is_user_native(file: &str, function: &str) -> bool {
+    let base = file.rsplit('/').next().unwrap_or(file);
+    let of_cuda = |prefix: &str| {
+        function.strip_prefix(prefix).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_uppercase()))
+    };
+    !base.is_empty()
+        && !RUNTIMES.iter().any(|runtime| base.starts_with(runtime))
+        && !SYSTEM.iter().any(|folder| file.starts_with(folder))
+        && !ELSEWHERE.iter().any(|name| function.starts_with(name))
+        && !of_cuda("cuda")
+        && !of_cuda("cu")
+}
+
 fn is_below(file: &str, root: &str) -> bool {
     let root = root.trim_end_matches('/');
     !root.is_empty() && file.strip_prefix(root).is_some_and(|rest| rest.starts_with('/'))
@@ -79,6 +123,27 @@ fn is_zip(part: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_rule_for_native_frames() {
+        for (file, function, user) in [
+            ("./train", "keep_result", true),
+            ("/home/me/build/libmine.so", "mine::Cache::put", true),
+            ("/home/me/train", "cudaMalloc", false),
+            ("/home/me/train", "cuMemAlloc_v2", false),
+            ("/home/me/train", "libcudart_static_0053c1d3", false),
+            ("/home/me/train", "customer", true),
+            ("/home/me/train", "cudamemory", true),
+            ("/home/me/train", "std::vector<int>::push_back", false),
+            ("/home/me/train", "_start", false),
+            ("/lib/x86_64-linux-gnu/libc.so.6", "__libc_start_main", false),
+            ("/opt/venv/nvidia/cu13/lib/libcudart.so.13", "x", false),
+            ("libcublas.so.13", "cublasCreate_v2", false),
+            ("", "0x1234", false),
+        ] {
+            assert_eq!(is_user_native(file, function), user, "{file} {function}");
+        }
+    }
 
     #[test]
     fn the_rule() {

@@ -36,10 +36,10 @@ typedef struct { Location location; uint32_t flags; } Access;
 enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, DEINITIALIZED = 4, INVALID_DEVICE = 101,
        INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_READY = 600, PEER_ALREADY_ENABLED = 704,
        NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901 };
-enum { PAGE = 2 << 20, DEVICES = 16, STREAMS = 64, THINGS = 65536, FUNCTIONS = 64, DEPTH = 16 };
+enum { PAGE = 2 << 20, DEVICES = 16, STREAMS = 64, THINGS = 65536, FUNCTIONS = 128, DEPTH = 16 };
 
 struct context { int device, retained; };
-struct event { CUcontext context; int live, recorded; CUstream stream; uint64_t until; };
+struct event { CUcontext context; int live, recorded, all; CUstream stream; uint64_t until, untils[STREAMS]; };
 struct range { CUdeviceptr at; size_t size; int live; };
 struct handle { size_t size; int device, live, mapped, exportable, imported; };
 struct mapping { CUdeviceptr at; size_t size; uint64_t handle; int live; uint32_t access; };
@@ -48,12 +48,12 @@ struct stream { CUstream name; uint64_t queued, done; int capturing; };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct context contexts[DEVICES];
 static struct event events[THINGS];
-static struct range ranges[THINGS], plain[THINGS];
+static struct range ranges[THINGS], plain[THINGS], pinned[THINGS];
 static struct handle handles[THINGS];
 static struct mapping mappings[THINGS];
 static struct stream streams[STREAMS];
 static size_t used[DEVICES];
-static int initialised, gone, misuses, captures, n_events, n_ranges, n_plain, n_handles, n_mappings, n_streams;
+static int initialised, gone, misuses, captures, n_events, n_ranges, n_plain, n_pinned, n_handles, n_mappings, n_streams;
 static CUdeviceptr next_address = 0x7e0000000000ull;
 static struct { const char *name; int calls, fault_at, fault_code; } functions[FUNCTIONS];
 static __thread CUcontext stack[DEPTH];
@@ -140,6 +140,7 @@ long fake_cuda_live(const char *what) {
     long n = 0;
     pthread_mutex_lock(&lock);
     if (strcmp(what, "ranges") == 0) for (int i = 0; i < n_ranges; i++) n += ranges[i].live;
+    if (strcmp(what, "pinned") == 0) for (int i = 0; i < n_pinned; i++) n += pinned[i].live;
     if (strcmp(what, "plain") == 0) for (int i = 0; i < n_plain; i++) n += plain[i].live;
     if (strcmp(what, "handles") == 0) for (int i = 0; i < n_handles; i++) n += handles[i].live;
     if (strcmp(what, "mappings") == 0) for (int i = 0; i < n_mappings; i++) n += mappings[i].live;
@@ -222,9 +223,61 @@ CUresult cuMemAlloc_v2(CUdeviceptr *at, size_t size) {
 }
 CUresult cuMemFree_v2(CUdeviceptr at) {
     BEGIN("cuMemFree_v2", 1, 1)
-    for (int i = 0; i < n_plain; i++)
+    if (at == 0) goto out;
+    for (int i = n_plain - 1; i >= 0; i--)
         if (plain[i].live && plain[i].at == at) { plain[i].live = 0; used[current()->device] -= plain[i].size; goto out; }
     FAIL(misuse("cuMemFree of an address that cuMemAlloc did not give"));
+    END
+}
+
+/* For programs that allocate by themselves. Freed slots are used again, so that long programs fit. */
+static CUresult plain_block(CUdeviceptr *at, size_t size) {
+    int device = current()->device, slot = 0;
+    if (size == 0) return INVALID_VALUE;
+    if (used[device] + size > capacity()) return OUT_OF_MEMORY;
+    while (slot < n_plain && plain[slot].live) slot++;
+    if (slot == THINGS) return OUT_OF_MEMORY;
+    if (slot == n_plain) n_plain++;
+    used[device] += size;
+    *at = next_address;
+    next_address += (size + 2 * PAGE - 1) / PAGE * PAGE;
+    plain[slot] = (struct range){*at, size, 1};
+    return 0;
+}
+CUresult cuCtxGetDevice(CUdevice *device) { BEGIN("cuCtxGetDevice", 1, 0) *device = current()->device; END }
+CUresult cuMemAllocPitch_v2(CUdeviceptr *at, size_t *pitch, size_t width, size_t height, unsigned element) {
+    BEGIN("cuMemAllocPitch_v2", 1, 1)
+    if (element != 4 && element != 8 && element != 16) FAIL(INVALID_VALUE);
+    *pitch = (width + 511) / 512 * 512;
+    result = plain_block(at, *pitch * height);
+    END
+}
+CUresult cuMemAllocManaged(CUdeviceptr *at, size_t size, unsigned flags) {
+    BEGIN("cuMemAllocManaged", 1, 1)
+    if (flags != 1 && flags != 2) FAIL(INVALID_VALUE);
+    result = plain_block(at, size);
+    END
+}
+#define IN_STREAM_ORDER(malloc_, pool_, free_) \
+    CUresult malloc_(CUdeviceptr *at, size_t size, CUstream stream) { BEGIN(#malloc_, 1, 0) (void)stream; result = plain_block(at, size); END } \
+    CUresult pool_(CUdeviceptr *at, size_t size, void *pool, CUstream stream) { BEGIN(#pool_, 1, 0) (void)stream; (void)pool; result = plain_block(at, size); END } \
+    CUresult free_(CUdeviceptr at, CUstream stream) { (void)stream; return cuMemFree_v2(at); }
+IN_STREAM_ORDER(cuMemAllocAsync, cuMemAllocFromPoolAsync, cuMemFreeAsync)
+IN_STREAM_ORDER(cuMemAllocAsync_ptsz, cuMemAllocFromPoolAsync_ptsz, cuMemFreeAsync_ptsz)
+CUresult cuMemHostAlloc(void **at, size_t size, unsigned flags) {
+    BEGIN("cuMemHostAlloc", 1, 1)
+    (void)flags;
+    if (size == 0 || n_pinned == THINGS) FAIL(INVALID_VALUE);
+    if (!(*at = aligned_alloc(4096, (size + 4095) / 4096 * 4096))) FAIL(OUT_OF_MEMORY);
+    pinned[n_pinned++] = (struct range){(CUdeviceptr)(uintptr_t)*at, size, 1};
+    END
+}
+CUresult cuMemAllocHost_v2(void **at, size_t size) { return cuMemHostAlloc(at, size, 0); }
+CUresult cuMemFreeHost(void *at) {
+    BEGIN("cuMemFreeHost", 1, 1)
+    for (int i = n_pinned - 1; i >= 0; i--)
+        if (pinned[i].live && pinned[i].at == (CUdeviceptr)(uintptr_t)at) { pinned[i].live = 0; free(at); goto out; }
+    FAIL(misuse("cuMemFreeHost of memory that is not pinned"));
     END
 }
 CUresult cuEventCreate(CUevent *event, unsigned flags) {
@@ -246,19 +299,37 @@ CUresult cuEventRecord(CUevent event, CUstream name) {
     if (!event->live || event->context != current()) FAIL(misuse("an event recorded in another context"));
     struct stream *stream = stream_of(name);
     event->recorded = 1;
+    event->all = 0;
     event->stream = name;
     event->until = stream->queued;
     END
 }
+CUresult cuCtxRecordEvent(CUcontext context, CUevent event) {
+    BEGIN("cuCtxRecordEvent", 1, 0)
+    if (!event->live || event->context != context) FAIL(misuse("an event recorded in another context"));
+    if (captures) FAIL(CAPTURE_UNSUPPORTED);
+    event->recorded = event->all = 1;
+    for (int i = 0; i < STREAMS; i++) event->untils[i] = i < n_streams ? streams[i].queued : 0;
+    END
+}
+static int is_done(struct event *event) {
+    if (!event->recorded) return 1;
+    if (!event->all) return stream_of(event->stream)->done >= event->until;
+    for (int i = 0; i < n_streams; i++) if (streams[i].done < event->untils[i]) return 0;
+    return 1;
+}
 CUresult cuEventQuery(CUevent event) {
     BEGIN("cuEventQuery", 0, 1)
     if (!event->live) FAIL(misuse("a destroyed event queried"));
-    if (event->recorded && stream_of(event->stream)->done < event->until) FAIL(NOT_READY);
+    if (!is_done(event)) FAIL(NOT_READY);
     END
 }
 CUresult cuEventSynchronize(CUevent event) {
     BEGIN("cuEventSynchronize", 0, 1)
     if (!event->live) FAIL(misuse("a destroyed event waited for"));
+    for (int i = 0; event->all && i < n_streams; i++)
+        if (streams[i].done < event->untils[i]) streams[i].done = event->untils[i];
+    if (event->all) goto out;
     struct stream *stream = stream_of(event->stream);
     if (stream->done < event->until) stream->done = event->until;
     END
@@ -324,6 +395,26 @@ ABSENT(cuLaunchKernel) ABSENT(cuLinkAddData_v2) ABSENT(cuLinkComplete) ABSENT(cu
 ABSENT(cuModuleGetFunction) ABSENT(cuModuleLoad) ABSENT(cuModuleLoadData) ABSENT(cuModuleLoadDataEx)
 ABSENT(cuModuleUnload) ABSENT(cuOccupancyMaxActiveBlocksPerMultiprocessor) ABSENT(cuPointerGetAttribute)
 ABSENT(cuTensorMapEncodeTiled)
+
+/* Functions by name and version, as the driver gives them: the newest that the caller's version has. */
+#include <dlfcn.h>
+CUresult cuGetProcAddress_v2(const char *symbol, void **place, int version, uint64_t flags, int *status) {
+    char name[128];
+    void *self = dlopen("libcuda.so.1", RTLD_NOLOAD | RTLD_LAZY);
+    if (!self && getenv("STRANDLINE_LIBCUDA")) self = dlopen(getenv("STRANDLINE_LIBCUDA"), RTLD_NOLOAD | RTLD_LAZY);
+    *place = NULL;
+    const char *endings[] = {flags & 2 ? "_ptsz" : "_v2", strcmp(symbol, "cuGetProcAddress") ? "_v2" : "", ""};
+    for (int i = 0; i < 3 && !*place; i++) {
+        if (version < 12000 && !strcmp(symbol, "cuGetProcAddress") && !strcmp(endings[i], "_v2")) continue;
+        snprintf(name, sizeof name, "%s%s", symbol, endings[i]);
+        *place = dlsym(self, name);
+    }
+    if (status) *status = *place ? 0 : 1;
+    return *place ? 0 : 500;
+}
+CUresult cuGetProcAddress(const char *symbol, void **place, int version, uint64_t flags) {
+    return cuGetProcAddress_v2(symbol, place, version, flags, NULL);
+}
 
 #ifndef OLD_DRIVER
 CUresult cuMemGetAllocationGranularity(size_t *size, const Prop *prop, unsigned option) {

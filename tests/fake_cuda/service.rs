@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use parking_lot::Mutex;
+use strandline::attach::history::Wish;
 use strandline::attach::torch::{
     BlockInfo, Filter, PoolId, Refusal, SegmentInfo, Service, Shared, Snapshot, Stat, Stats, TraceEntry,
     autograd, install,
@@ -27,6 +28,7 @@ struct State {
     imported: HashMap<Address, (i32, Imported)>,
     log: Vec<String>,
     history: bool,
+    panicked: bool,
     traces: Vec<TraceEntry>,
     /// Stands for the stack of each allocation.
     stack: u32,
@@ -93,7 +95,8 @@ impl State {
 impl Service for EachItsOwn {
     fn malloc(&self, size: usize, device: i32, stream: Stream) -> Result<Address, Refusal> {
         let mut state = self.0.lock();
-        if size == 13 {
+        // Of 13 bytes always; of 14 bytes the first time only: torch's functions ask once more.
+        if size == 13 || (size == 14 && !std::mem::replace(&mut state.panicked, true)) {
             panic!("a fault on purpose");
         }
         state.stack += 1;
@@ -156,10 +159,11 @@ impl Service for EachItsOwn {
     fn memory_info(&self, device: i32) -> Option<MemoryInfo> {
         self.0.lock().driver(device).ok()?.memory_info().ok()
     }
-    fn begin_pool(&self, device: i32, pool: PoolId, filter: Filter) {
+    fn begin_pool(&self, device: i32, pool: PoolId, filter: Filter) -> bool {
         let mut state = self.0.lock();
         state.log.push(format!("begin_pool {device} {pool:?}"));
         state.pools.push((device, pool, filter));
+        true
     }
     fn end_pool(&self, device: i32, pool: PoolId) {
         let mut state = self.0.lock();
@@ -229,10 +233,19 @@ impl Service for EachItsOwn {
             })
             .collect();
         segments.sort_by_key(|segment| segment.address);
-        Snapshot { segments, device_traces: if traces { vec![state.traces.clone()] } else { vec![vec![]] } }
+        let device_traces = vec![if traces { state.traces.clone() } else { vec![] }];
+        Snapshot { segments, device_traces, ..Snapshot::default() }
     }
-    fn record_history(&self, enabled: bool, _: usize) {
-        self.0.lock().history = enabled;
+    fn enable_cache(&self, on: bool) {
+        self.0.lock().log.push(format!("enable_cache {on}"));
+    }
+    fn record_history(&self, wish: &Wish) {
+        let mut state = self.0.lock();
+        state.history = wish.enabled;
+        state.log.push(format!(
+            "record_history {:?} native {} entries {}",
+            wish.context, wish.native, wish.entries
+        ));
     }
     fn enable_peer(&self, device: i32, peer: i32) -> Result<(), Refusal> {
         let mut state = self.0.lock();

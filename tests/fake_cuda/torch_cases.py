@@ -94,6 +94,11 @@ def case_statistics():
         assert "empty_cache None" in log()
     torch.cuda.empty_cache()
     assert "empty_cache None" in log()
+    if hasattr(torch.cuda, "caching_allocator_enable"):
+        torch.cuda.caching_allocator_enable(False)
+        torch.cuda.caching_allocator_enable(True)
+        lines = log()
+        assert lines[-2:] == ["enable_cache false", "enable_cache true"], lines
     torch.cuda.set_per_process_memory_fraction(0.5)
     assert torch.cuda.get_per_process_memory_fraction() == 0.5
     assert torch.cuda.mem_get_info()[1] == 1 << 30
@@ -122,7 +127,30 @@ def case_snapshot():
     assert "4.0MiB" in _memory_viz.segsum(snapshot)
     assert _memory_viz.trace_plot(snapshot) and _memory_viz.segment_plot(snapshot)
     torch.cuda.memory._record_memory_history(None)
+    torch.cuda.memory._record_memory_history("all", context="alloc", stacks="python", max_entries=7)
+    assert "record_history Alloc native false entries 7" in log()
+    torch.cuda.memory._record_memory_history("state", context=None)
+    assert "record_history Never native true entries 0" in log()
+    raises(RuntimeError, "context", lambda: torch.cuda.memory._record_memory_history(context="sometimes"))
     del b
+
+
+def case_fault_is_survived():
+    """A panic of the allocator's own: said, and the job gets its memory all the same."""
+    install()
+    with tempfile.TemporaryFile() as file:
+        saved = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        try:
+            a = empty(14)
+        finally:
+            os.dup2(saved, 2)
+        file.seek(0)
+        said = file.read().decode()
+    assert torch.cuda.memory_allocated() == PAGE
+    assert "internal fault in malloc" in said, said
+    del a
+    assert torch.cuda.memory_allocated() == 0
 
 
 def case_out_of_memory():

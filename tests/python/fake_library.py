@@ -9,6 +9,7 @@ class FakeLibrary:
         self.phases = []
         self.now = 0
         self.answers = {}
+        self.remarks = []
         self.offered = []
 
     def mode(self):
@@ -21,6 +22,9 @@ class FakeLibrary:
         self.steps += 1
         return len(self.offered)
 
+    def finish(self):
+        pass
+
     def epoch(self):
         self.epochs += 1
         return 0
@@ -29,6 +33,13 @@ class FakeLibrary:
         before, self.now = self.now, phase
         self.phases.append(phase)
         return before
+
+    def collecting(self, on):
+        return 0
+
+    def remark(self, remark):
+        self.remarks.append(remark)
+        return 0
 
     def candidates(self):
         offered, self.offered = self.offered, []

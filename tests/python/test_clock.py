@@ -117,6 +117,33 @@ def test_by_hand_silences_the_guesses(library):
     assert library.steps == 1
 
 
+def test_requests_are_steps_however_they_overlap():
+    output = run(
+        """
+        import asyncio, threading, strandline
+        for _ in range(3):
+            with strandline.request():
+                loss()
+                with strandline.request(): loss()   # part of the request around it
+        async def serve(n):
+            with strandline.request():
+                await asyncio.sleep(0.001 * (n % 3))
+        async def all_of_them(): await asyncio.gather(*(serve(n) for n in range(7)))
+        asyncio.run(all_of_them())
+        def thread():
+            with strandline.request(): loss()
+        threads = [threading.Thread(target=thread) for _ in range(4)]
+        for t in threads: t.start()
+        for t in threads: t.join()
+        try:
+            with strandline.request(): raise KeyError
+        except KeyError: pass
+        loss()                                      # the root module's calls are not guessed from then on
+        """
+    )
+    assert output == [3 + 7 + 4 + 1, 0]
+
+
 def run(source, **env):
     """A program under the hooks with a library that prints its counts at the end."""
     head = f"""

@@ -60,7 +60,9 @@ def optimizer_hooks(library):
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     def before(optimizer, args, kwargs):
-        _hooks.optimizers[id(optimizer.param_groups[0]["params"][0])] = weakref.ref(optimizer)
+        _hooks.optimizers[id(optimizer.param_groups[0]["params"][0])] = _hooks.Stepping(
+            weakref.ref(optimizer), 0
+        )
 
     handle = register_optimizer_step_pre_hook(before)
     yield

@@ -6,6 +6,7 @@
 use std::ffi::{c_char, c_int, c_long, c_void};
 
 use super::{Filter, PoolId, Refusal, Stats, guarded, pools, profiler, share};
+use crate::attach::history::{Context, Wish};
 use crate::driver::Stream;
 
 /// Statuses, as in cuda/torch_shim.h.
@@ -59,8 +60,9 @@ unsafe extern "C" fn strandline_internal_malloc(
     out: *mut *mut c_void,
     message: *mut *mut c_char,
 ) -> c_int {
-    let answer = guarded("malloc", |service| service.malloc(size, device, Stream(stream as u64)));
-    match answer.unwrap_or_else(inactive) {
+    let ask = || guarded("malloc", |service| service.malloc(size, device, Stream(stream as u64)));
+    // After a fault the service serves from elsewhere: the job shall not notice.
+    match ask().or_else(ask).unwrap_or_else(inactive) {
         Ok(at) => {
             profiler::allocated(at, size, device);
             // SAFETY: C++ passes the address of a pointer of its own.
@@ -139,8 +141,9 @@ unsafe extern "C" fn strandline_internal_begin_pool(
     // SAFETY: C++ made the filter for this call and forgets it.
     let filter = unsafe { Filter::from_raw(filter) };
     guarded("begin_pool", |service| {
-        pools::hold(device, PoolId(first, second));
-        service.begin_pool(device, PoolId(first, second), filter);
+        if service.begin_pool(device, PoolId(first, second), filter) {
+            pools::hold(device, PoolId(first, second));
+        }
     });
 }
 
@@ -177,7 +180,14 @@ unsafe extern "C" fn strandline_internal_pool_holds(
 
 #[unsafe(no_mangle)]
 extern "C" fn strandline_internal_record_history(enabled: c_int, entries: usize) {
-    super::queries::record_history(enabled != 0, entries);
+    // C++ callers' further arguments differ between versions and are not read.
+    super::queries::record_history(&Wish {
+        enabled: enabled != 0,
+        context: Context::All,
+        native: false,
+        entries,
+        clear: false,
+    });
 }
 
 #[unsafe(no_mangle)]

@@ -8,13 +8,14 @@ use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{PoolId, autograd, calls, guarded, methods, profiler};
+use crate::attach::history::{Context, Wish};
 
 static HISTORY: AtomicBool = AtomicBool::new(false);
 
 /// Starts or stops keeping past events for snapshots.
-pub fn record_history(enabled: bool, entries: usize) {
-    HISTORY.store(enabled, Ordering::Release);
-    guarded("record_history", |service| service.record_history(enabled, entries));
+pub fn record_history(wish: &Wish) {
+    HISTORY.store(wish.enabled, Ordering::Release);
+    guarded("record_history", |service| service.record_history(wish));
 }
 
 /// Whether past events are kept for snapshots.
@@ -69,14 +70,34 @@ pub extern "C" fn strandline_torch_get_memory_fraction(device: c_int) -> f64 {
     guarded("the memory fraction", |service| service.memory_fraction(device)).unwrap_or(1.0)
 }
 
+/// `context`: 0 never, 1 live blocks, 2 allocations, 3 frees and segments, too.
 #[unsafe(no_mangle)]
-pub extern "C" fn strandline_torch_record_history(enabled: c_int, entries: u64) {
-    record_history(enabled != 0, usize::try_from(entries).unwrap_or(usize::MAX));
+pub extern "C" fn strandline_torch_record_history(
+    enabled: c_int,
+    context: c_int,
+    native: c_int,
+    entries: u64,
+    clear: c_int,
+) {
+    let context = match context {
+        0 => Context::Never,
+        1 => Context::State,
+        2 => Context::Alloc,
+        _ => Context::All,
+    };
+    let entries = usize::try_from(entries).unwrap_or(usize::MAX);
+    record_history(&Wish { enabled: enabled != 0, context, native: native != 0, entries, clear: clear != 0 });
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn strandline_torch_history_enabled() -> c_int {
     c_int::from(history_enabled())
+}
+
+/// `torch.cuda.caching_allocator_enable`: blocks come from the cache (1), or each from the driver (0).
+#[unsafe(no_mangle)]
+pub extern "C" fn strandline_torch_enable_cache(on: c_int) {
+    guarded("enable_cache", |service| service.enable_cache(on != 0));
 }
 
 /// Observer mode: pass on what torch's own allocator does (1), or no longer (0).

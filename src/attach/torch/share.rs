@@ -156,5 +156,7 @@ mod tests {
         // SAFETY: reads four bytes from an open descriptor into room for four.
         let read = unsafe { libc::pread(fetched[1].number(), text.as_mut_ptr().cast(), 4, 0) };
         assert_eq!((read, &text), (4, b"tide"));
+        server::withdraw(file.as_raw_fd());
+        assert!(server::fetch(&name, &[file.as_raw_fd()]).is_err(), "what is closed is no longer served");
     }
 }

@@ -5,6 +5,7 @@
 //! keys that `torch._C._cuda_memoryStats` and `_cuda_memorySnapshot` return.
 
 use serde::Serialize;
+use std::collections::BTreeMap;
 
 /// One counter: torch's `Stat`.
 #[repr(C)]
@@ -127,7 +128,8 @@ pub struct TraceEntry {
     pub size: u64,
     pub stream: u64,
     pub time_us: u64,
-    pub frames: Vec<Frame>,
+    /// A key of [`Snapshot::stacks`]; 0 is none.
+    pub stack: u32,
 }
 
 /// What `torch.cuda.memory._snapshot()` is made from.
@@ -137,6 +139,8 @@ pub struct Snapshot {
     pub segments: Vec<SegmentInfo>,
     /// One list per device index.
     pub device_traces: Vec<Vec<TraceEntry>>,
+    /// The stacks of the traces; each may be named by many of their entries.
+    pub stacks: BTreeMap<u32, Vec<Frame>>,
 }
 
 #[cfg(test)]

@@ -52,6 +52,9 @@ impl Demo {
             out: self.out,
             fail_on_leak: false,
             every: None,
+            focus: None,
+            openmetrics: None,
+            guard: false,
             quiet: false,
             command: vec![python.into_os_string(), script.into_os_string()],
         }

@@ -36,8 +36,17 @@ pub struct Run {
     #[arg(long)]
     pub fail_on_leak: bool,
     /// Write the report every N steps as well
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub every: Option<u32>,
+    /// Show only findings and sites with a frame of this library or package on their stack
+    #[arg(long, value_name = "LIB")]
+    pub focus: Option<String>,
+    /// Keep metrics in FILE (OpenMetrics text, for node exporter's textfile collector)
+    #[arg(long, value_name = "FILE")]
+    pub openmetrics: Option<PathBuf>,
+    /// Look for writes behind the end of blocks and to freed ones (host memory: --mode host)
+    #[arg(long)]
+    pub guard: bool,
     /// Say nothing on stderr; the report is written all the same
     #[arg(long)]
     pub quiet: bool,
@@ -61,11 +70,20 @@ impl Run {
         job.env("LD_PRELOAD", preload(&library)?).env("STRANDLINE_OUT", &out);
         let mode = self.mode.to_possible_value().map(|v| v.get_name().to_owned()).unwrap_or_default();
         job.env("STRANDLINE_MODE", mode);
+        if self.guard {
+            job.env("STRANDLINE_GUARD", "1");
+        }
         if self.quiet {
             job.env("STRANDLINE_QUIET", "1");
         }
         if let Some(every) = self.every {
             job.env("STRANDLINE_EVERY", every.to_string());
+        }
+        if let Some(library) = &self.focus {
+            job.env("STRANDLINE_FOCUS", library);
+        }
+        if let Some(file) = &self.openmetrics {
+            job.env("STRANDLINE_CONF", with_openmetrics(std::env::var_os("STRANDLINE_CONF"), file)?);
         }
         if !self.fail_on_leak {
             job.env("STRANDLINE_JOB", std::process::id().to_string());
@@ -102,6 +120,21 @@ fn preload(library: &std::path::Path) -> Result<OsString, String> {
         value.push(":");
         value.push(others);
     }
+    Ok(value)
+}
+
+/// The value of STRANDLINE_CONF with the metrics' file added.
+fn with_openmetrics(conf: Option<OsString>, file: &std::path::Path) -> Result<OsString, String> {
+    let file = std::path::absolute(file).map_err(|e| format!("--openmetrics {}: {e}", file.display()))?;
+    if file.to_str().is_none_or(|name| name.contains(',')) {
+        return Err(format!("--openmetrics {}: the name must be UTF-8 without a comma", file.display()));
+    }
+    let mut value = conf.filter(|conf| !conf.is_empty()).unwrap_or_default();
+    if !value.is_empty() {
+        value.push(",");
+    }
+    value.push("openmetrics:");
+    value.push(file);
     Ok(value)
 }
 

@@ -49,6 +49,14 @@ impl Context {
         self.raw
     }
 
+    /// Whether the calling thread is in this context.
+    pub fn is_current(&self) -> bool {
+        let mut current: sys::CUcontext = std::ptr::null_mut();
+        // SAFETY: `current` is a place for one CUcontext.
+        let result = unsafe { (self.symbols.context_current)(&mut current) };
+        result == code::SUCCESS && current == self.raw
+    }
+
     /// Makes this context current for as long as the guard lives.
     pub fn enter(&self) -> Result<Entered> {
         let mut current: sys::CUcontext = std::ptr::null_mut();

@@ -8,6 +8,21 @@
 use super::context::check;
 use super::{CudaDriver, Mapping};
 use crate::driver::{Address, Driver, DriverError, Handle, Result};
+use std::sync::OnceLock;
+
+/// Told of a descriptor before it is closed, by whoever gave it to others.
+static WITHDRAW: OnceLock<fn(i32)> = OnceLock::new();
+
+/// Names the function that is told of every exported descriptor before it is closed. The first one stays.
+pub fn on_close(withdraw: fn(i32)) {
+    let _ = WITHDRAW.set(withdraw);
+}
+
+pub(super) fn withdraw(file: i32) {
+    if let Some(withdraw) = WITHDRAW.get() {
+        withdraw(file);
+    }
+}
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 const POSIX_FD: u32 = 1;

@@ -10,6 +10,7 @@ use cudarc::driver::sys;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
 
+use crate::driver::loader::Library;
 use crate::driver::{DriverError, Result};
 
 /// Result codes of the driver that are treated apart.
@@ -84,6 +85,8 @@ driver_table! {
         stream_synchronize = "cuStreamSynchronize" (sys::CUstream);
     }
     optional {
+        context_record_event = "cuCtxRecordEvent" (sys::CUcontext, sys::CUevent);
+        stream_create = "cuStreamCreate" (*mut sys::CUstream, c_uint);
         stream_is_capturing = "cuStreamIsCapturing" (sys::CUstream, *mut c_uint);
         exchange_capture_mode = "cuThreadExchangeStreamCaptureMode" (*mut c_uint);
         can_access_peer = "cuDeviceCanAccessPeer" (*mut c_int, sys::CUdevice, sys::CUdevice);
@@ -151,10 +154,8 @@ pub struct VirtualMemory {
 
 /// Looks a symbol up in an open library.
 fn find(library: *mut c_void, name: &str) -> Option<*mut c_void> {
-    let name = CString::new(name).ok()?;
     // SAFETY: `library` is a handle from dlopen that is never closed.
-    let found = unsafe { libc::dlsym(library, name.as_ptr()) };
-    (!found.is_null()).then_some(found)
+    unsafe { Library::from_raw(library) }.find(&CString::new(name).ok()?)
 }
 
 /// Opens the driver library: the copy that the process (torch) already uses, else the system's.

@@ -35,7 +35,8 @@ struct Line {
 #[derive(Default)]
 pub(super) struct Streams {
     lines: HashMap<Stream, Line>,
-    events: HashMap<u64, Point>,
+    /// An event of the whole device has a point in every stream.
+    events: HashMap<u64, Vec<Point>>,
     last_event: u64,
     pub(super) violations: u64,
 }
@@ -106,9 +107,9 @@ impl Streams {
         Err(DriverError::Failed { call, code: CAPTURING })
     }
 
-    fn point(&mut self, event: Event, call: &'static str) -> Result<Point> {
-        match self.events.get(&event.0).copied() {
-            Some(point) => Ok(point),
+    fn points(&mut self, event: Event, call: &'static str) -> Result<Vec<Point>> {
+        match self.events.get(&event.0).cloned() {
+            Some(points) => Ok(points),
             None => {
                 self.violations += 1;
                 Err(DriverError::Failed { call, code: INVALID_HANDLE })
@@ -125,43 +126,64 @@ impl Streams {
             return self.forbidden("record_event");
         }
         let upto = self.lines.get(&stream).map_or(0, |line| line.sent);
+        Ok(self.event(vec![Point { stream, upto }]))
+    }
+
+    /// An event behind all work of all streams.
+    pub(super) fn record_all(&mut self) -> Result<Event> {
+        if self.any_capturing() {
+            return self.forbidden("record_device_event");
+        }
+        let points = self.lines.iter().map(|(&stream, line)| Point { stream, upto: line.sent }).collect();
+        Ok(self.event(points))
+    }
+
+    fn event(&mut self, points: Vec<Point>) -> Event {
         self.last_event += 1;
-        self.events.insert(self.last_event, Point { stream, upto });
-        Ok(Event(self.last_event))
+        self.events.insert(self.last_event, points);
+        Event(self.last_event)
+    }
+
+    fn captured(&self, points: &[Point]) -> bool {
+        points.iter().any(|point| self.is_capturing(point.stream))
     }
 
     pub(super) fn query(&mut self, event: Event) -> Result<bool> {
-        let point = self.point(event, "query_event")?;
-        if self.is_capturing(point.stream) {
+        let points = self.points(event, "query_event")?;
+        if self.captured(&points) {
             return self.forbidden("query_event");
         }
-        Ok(self.reached(point))
+        Ok(points.into_iter().all(|point| self.reached(point)))
     }
 
     pub(super) fn wait(&mut self, event: Event) -> Result<()> {
-        let point = self.point(event, "wait_event")?;
-        if self.is_capturing(point.stream) {
+        let points = self.points(event, "wait_event")?;
+        if self.captured(&points) {
             return self.forbidden("wait_event");
         }
-        self.run_to(point);
+        for point in points {
+            self.run_to(point);
+        }
         Ok(())
     }
 
     pub(super) fn release(&mut self, event: Event) -> Result<()> {
-        self.point(event, "release_event")?;
+        self.points(event, "release_event")?;
         self.events.remove(&event.0);
         Ok(())
     }
 
     pub(super) fn stream_wait(&mut self, stream: Stream, event: Event) -> Result<()> {
-        let point = self.point(event, "stream_wait_event")?;
-        if self.is_capturing(stream) || self.is_capturing(point.stream) {
+        let points = self.points(event, "stream_wait_event")?;
+        if self.is_capturing(stream) || self.captured(&points) {
             return self.forbidden("stream_wait_event");
         }
-        if !self.reached(point) && point.stream != stream {
-            let line = self.lines.entry(stream).or_default();
-            line.waits.push_back((line.sent, point));
-            line.sent += 1;
+        for point in points {
+            if !self.reached(point) && point.stream != stream {
+                let line = self.lines.entry(stream).or_default();
+                line.waits.push_back((line.sent, point));
+                line.sent += 1;
+            }
         }
         Ok(())
     }

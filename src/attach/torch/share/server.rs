@@ -38,9 +38,16 @@ impl Received {
     }
 }
 
-/// Lets the server hand out a descriptor.
+/// Lets the server hand out a descriptor, until the driver closes it.
 pub fn offer(file: i32) {
+    crate::driver::cuda::on_close(withdraw);
     OFFERED.lock().get_or_insert_with(HashSet::new).insert(file);
+}
+
+pub(super) fn withdraw(file: i32) {
+    if let Some(offered) = OFFERED.lock().as_mut() {
+        offered.remove(&file);
+    }
 }
 
 /// Where this process serves its descriptors; starts serving at the first call.
@@ -78,7 +85,9 @@ fn serve(mut stream: &UnixStream) -> Result<()> {
     stream.set_write_timeout(Some(PATIENCE))?;
     check_user(stream)?;
     for file in read_numbers(stream)? {
-        if OFFERED.lock().as_ref().is_some_and(|offered| offered.contains(&file)) {
+        // Sent under the lock: a descriptor that is withdrawn is closed, and its number may name another file.
+        let offered = OFFERED.lock();
+        if offered.as_ref().is_some_and(|offered| offered.contains(&file)) {
             send(stream, file)?;
         } else {
             stream.write_all(&[0])?;

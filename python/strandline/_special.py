@@ -1,0 +1,67 @@
+"""Holders that have words of their own: threads, finalizers, gradients with a graph, interactive sessions, notebooks.
+
+Must not know: how a path was found.
+Invariant: claims one of them only where the path itself shows it; None leaves the answer to the usual words.
+"""
+
+import re
+import sys
+import weakref
+from typing import Any, NamedTuple, Optional, Tuple
+
+from . import _fixes
+from ._path import Path
+from ._roots import Roots, is_user_file
+from ._source import File, Finder
+
+_LAST_ERROR = ("last_traceback", "last_value", "last_exc")
+_HISTORY = re.compile(r"Out|_oh|_+|_\d+|_i+|_i\d+")
+
+
+class Special(NamedTuple):
+    kind: str
+    path: str
+    kept: Optional[Tuple[File, int]]
+    fix: str
+    released: str
+
+
+def special(path: Path, container: Any, roots: Roots, finder: Finder) -> Optional[Special]:
+    """What the usual words would describe badly, or None."""
+    first = path.steps[0] if path.steps else None
+    if path.root == "create_graph":
+        kept = finder.call(("backward",), keyword="create_graph")
+        return Special("autograd graph", path.text(), kept, _fixes.create_graph(), "nothing")
+    if first is None:
+        return None
+    if path.root == "class" and any(step.parent is weakref.finalize for step in path.steps[:1]):
+        kept = finder.call(("finalize",))
+        inner = "".join(step.text for step in path.steps[2:])
+        count = len(getattr(weakref.finalize, "_registry", ()))
+        held = f"weakref.finalize (one of {count} that wait){inner}"
+        return Special("weakref.finalize", held, kept, _fixes.finalizer(), "nothing")
+    if first.name in _LAST_ERROR and path.root == "global" and first.parent is vars(sys):
+        return Special("exception", path.text(), None, _fixes.last_error(first.name), "nothing")
+    if path.root == "global" and _HISTORY.fullmatch(first.name) and _is_notebook(first.parent):
+        return Special("notebook history", path.text(), None, _fixes.notebook(first.name), "nothing")
+    where = first.where
+    if path.root == "local" and where is not None and not where.main and container is None:
+        count = roots.threads.get((where.file, where.function), 1)
+        rest = "".join(step.text for step in path.steps[1:])
+        held = f"{_threads(count)} in {where.function}(): local {first.name}{rest}"
+        kept = finder.call(("Thread", "Timer", "submit", "start_new_thread", "map"), argument=where.function)
+        if kept is None and is_user_file(where.file):
+            kept = finder.call((), argument=where.function)
+        fix = _fixes.threads(where.function, f"{first.name}{rest}", count)
+        return Special("thread", held, kept, fix, "nothing")
+    return None
+
+
+def _threads(count: int) -> str:
+    return "a thread that runs" if count == 1 else f"one of {count} threads that run"
+
+
+def _is_notebook(names: Any) -> bool:
+    return type(names) is dict and (
+        "get_ipython" in names or (type(names.get("Out")) is dict and "In" in names)
+    )

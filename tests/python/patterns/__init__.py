@@ -1,0 +1,30 @@
+"""Small programs with a known holder, after reports of real leaks. The kept line carries the mark KEEP.
+
+A program calls `note(tensor)` when a block that stays is born, `tick()` when a step ends, `ask()` to have its blocks
+explained. Expected: `kind` of the holder, `path` and `fix` (regular expressions), `not_leak`, `released`.
+"""
+
+PATTERNS = {}
+
+
+def pattern(
+    name, source, kind=None, path="", fix="", not_leak=None, released="nothing", kept=True, bounded=None
+):
+    PATTERNS[name] = dict(
+        source=source,
+        kind=kind,
+        path=path,
+        fix=fix,
+        not_leak=not_leak,
+        released=released,
+        kept=kept,
+        bounded=bounded,
+    )
+
+
+HEAD = """
+import torch, functools, collections, types, weakref, gc, queue
+from torch import nn
+"""
+
+from . import containers, graphs, innocent, objects  # noqa: E402, F401
