@@ -22,8 +22,8 @@ struct Seen {
     busy: Vec<Busy>,
     sent: [u64; STREAMS as usize],
     aliases: u64,
-    /// What was sent to its stream before an event.
-    events: BTreeMap<u64, (u64, u64)>,
+    /// What was sent to which streams before an event.
+    events: BTreeMap<u64, Vec<(u64, u64)>>,
 }
 
 #[derive(Clone, Debug)]
@@ -136,7 +136,14 @@ impl Driver for Watched {
         let event = self.inner.record_event(stream)?;
         let seen = &mut *self.seen.lock().unwrap();
         let sent = seen.sent.get(stream.0 as usize).copied().unwrap_or(0);
-        seen.events.insert(event.0, (stream.0, sent));
+        seen.events.insert(event.0, vec![(stream.0, sent)]);
+        Ok(event)
+    }
+    fn record_device_event(&self, streams: &[Stream]) -> Result<Event> {
+        let event = self.inner.record_device_event(streams)?;
+        let seen = &mut *self.seen.lock().unwrap();
+        let sent = (0..STREAMS).zip(seen.sent).collect();
+        seen.events.insert(event.0, sent);
         Ok(event)
     }
     fn query_event(&self, event: Event) -> Result<bool> {
@@ -151,9 +158,10 @@ impl Driver for Watched {
     fn stream_wait_event(&self, stream: Stream, event: Event) -> Result<()> {
         self.inner.stream_wait_event(stream, event)?;
         let seen = &mut *self.seen.lock().unwrap();
-        let (of, sent) = seen.events[&event.0];
-        let covered = seen.busy.iter_mut().filter(|busy| busy.stream == of && busy.upto <= sent);
-        covered.for_each(|busy| busy.waiting.push(stream.0));
+        for &(of, sent) in &seen.events[&event.0] {
+            let covered = seen.busy.iter_mut().filter(|busy| busy.stream == of && busy.upto <= sent);
+            covered.for_each(|busy| busy.waiting.push(stream.0));
+        }
         Ok(())
     }
     fn synchronize_stream(&self, stream: Stream) -> Result<()> {
