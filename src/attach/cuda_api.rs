@@ -26,16 +26,17 @@ pub mod pulse;
 pub mod runtime_calls;
 pub mod table;
 
+use super::conf::Conf;
 use super::gpu::Gpus;
 use super::process::{self, State};
 use super::torch::{Refusal, Service};
-use super::{options::Mode, python_boot, say};
+use super::{options, options::Mode, python_boot, say, say_once};
 use crate::driver::{Address, Stream};
 use crate::heap::AddressSpace;
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 /// `CUDA_SUCCESS` and `cudaSuccess`.
 pub const SUCCESS: c_int = 0;
@@ -83,8 +84,13 @@ fn asked() -> Asked {
         known if known == Asked::Observe as u8 => Asked::Observe,
         known if known == Asked::Serve as u8 => Asked::Serve,
         _ => {
-            let text = |name| std::env::var(name).unwrap_or_default();
-            let asked = read(&text("STRANDLINE_MODE"), &text("STRANDLINE_CONF"));
+            let (mode, fault) = options::mode_word(&std::env::var("STRANDLINE_MODE").unwrap_or_default());
+            // In a program with Python, its side says so.
+            if let Some(fault) = fault.filter(|_| python_boot::symbol(c"Py_IsInitialized").is_none()) {
+                static SAID: AtomicBool = AtomicBool::new(false);
+                say_once(&SAID, format_args!("STRANDLINE_MODE: {fault}"));
+            }
+            let asked = read(mode, Conf::of_this_process().serve_cuda);
             ASKED.store(asked as u8, Ordering::Relaxed);
             asked
         }
@@ -93,10 +99,7 @@ fn asked() -> Asked {
 
 /// What `STRANDLINE_MODE` and the key `serve_cuda` of `STRANDLINE_CONF` mean for CUDA's functions. Watching is
 /// the default: CUDA's own memory can be shared with other processes by `cudaIpcGetMemHandle`, a heap's not.
-fn read(mode: &str, conf: &str) -> Asked {
-    let serve = conf.split(',').filter_map(|pair| pair.trim().split_once(':')).rev();
-    let serve = serve.into_iter().find(|(key, _)| key.trim() == "serve_cuda");
-    let serve = serve.map(|(_, value)| matches!(value.trim(), "1" | "true" | "True"));
+fn read(mode: &str, serve: Option<bool>) -> Asked {
     match mode {
         "auto" | "observer" => serve.filter(|&serve| serve).map_or(Asked::Observe, |_| Asked::Serve),
         "heap" => serve.filter(|&serve| !serve).map_or(Asked::Serve, |_| Asked::Observe),
@@ -247,14 +250,13 @@ mod tests {
 
     #[test]
     fn watching_is_the_default_and_only_where_it_was_asked_for() {
-        assert_eq!(read("", ""), Asked::Nothing);
-        assert_eq!(read("off", "serve_cuda:1"), Asked::Nothing);
-        assert_eq!(read("host", ""), Asked::Nothing);
-        assert_eq!(read("auto", ""), Asked::Observe);
-        assert_eq!(read("observer", "other:3"), Asked::Observe);
-        assert_eq!(read("auto", "other:3, serve_cuda:1"), Asked::Serve);
-        assert_eq!(read("heap", ""), Asked::Serve);
-        assert_eq!(read("heap", "serve_cuda:0"), Asked::Observe);
-        assert_eq!(read("auto", "serve_cuda:0,serve_cuda:1"), Asked::Serve);
+        assert_eq!(read("", None), Asked::Nothing);
+        assert_eq!(read("off", Some(true)), Asked::Nothing);
+        assert_eq!(read("host", None), Asked::Nothing);
+        assert_eq!(read("auto", None), Asked::Observe);
+        assert_eq!(read("observer", Some(false)), Asked::Observe);
+        assert_eq!(read("auto", Some(true)), Asked::Serve);
+        assert_eq!(read("heap", None), Asked::Serve);
+        assert_eq!(read("heap", Some(false)), Asked::Observe);
     }
 }

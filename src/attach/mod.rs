@@ -3,6 +3,8 @@
 //! | file | job |
 //! |---|---|
 //! | [`options`] | what the environment asks for |
+//! | [`conf`] | the one reader of `STRANDLINE_CONF` |
+//! | [`spelling`] | what a misspelt word was probably meant to be |
 //! | [`preload`] | the symbols that a preloaded library takes the place of |
 //! | [`python_boot`] | runs the Python side when `import torch` is seen |
 //! | [`process`] | the one state of a process: heaps, ledgers, clock, judge |
@@ -26,6 +28,7 @@
 
 pub mod abi;
 pub mod c_allocator;
+pub mod conf;
 pub mod control;
 pub mod cuda_api;
 pub mod foreign;
@@ -41,6 +44,7 @@ pub mod process;
 pub mod python_boot;
 pub mod served;
 pub mod signal;
+pub mod spelling;
 pub mod torch;
 pub mod watched;
 

@@ -2,6 +2,8 @@
 //!
 //! `strandline run` sets these variables; a user who preloads the library by hand may set them too.
 
+use super::conf::Conf;
+use super::spelling;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -61,7 +63,13 @@ pub struct Options {
 impl Options {
     /// Reads the environment. Returns the options and what in them could not be understood.
     pub fn from_env() -> (Options, Vec<String>) {
-        Self::from_lookup(|name| std::env::var_os(name))
+        let (mut options, mut wrong) = Self::from_lookup(|name| std::env::var_os(name));
+        let conf = Conf::of_this_process();
+        options.focus = options.focus.or_else(|| conf.focus.clone());
+        options.openmetrics.clone_from(&conf.openmetrics);
+        wrong.extend_from_slice(Conf::faults());
+        wrong.extend(std::env::vars_os().filter_map(|(name, _)| unknown(name.to_str()?)));
+        (options, wrong)
     }
 
     fn from_lookup(get: impl Fn(&str) -> Option<OsString>) -> (Options, Vec<String>) {
@@ -70,32 +78,15 @@ impl Options {
         let mut options = Options {
             out: get("STRANDLINE_OUT").filter(|v| !v.is_empty()).map(PathBuf::from),
             quiet: text("STRANDLINE_QUIET").is_some_and(|v| v != "0"),
-            openmetrics: conf(&text("STRANDLINE_CONF").unwrap_or_default(), "openmetrics").map(PathBuf::from),
             control: text("STRANDLINE_CONTROL").is_none_or(|v| v != "0" && v != "off"),
             guard: text("STRANDLINE_GUARD").is_some_and(|v| v != "0"),
+            focus: text("STRANDLINE_FOCUS"),
             ..Options::default()
         };
         if let Some(every) = text("STRANDLINE_EVERY") {
             match every.parse() {
                 Ok(n) => options.every = n,
                 Err(_) => wrong.push(format!("STRANDLINE_EVERY={every} is not a number of steps; ignored")),
-            }
-        }
-        options.focus = text("STRANDLINE_FOCUS");
-        for pair in
-            text("STRANDLINE_CONF").unwrap_or_default().split(',').filter(|pair| !pair.trim().is_empty())
-        {
-            match pair.split_once(':').map(|(key, value)| (key.trim(), value.trim())) {
-                Some(("focus", library)) if !library.is_empty() => {
-                    options.focus.get_or_insert_with(|| library.to_owned());
-                }
-                Some(("openmetrics" | "serve_cuda", value)) if !value.is_empty() => {}
-                Some(("slack" | "slack_before_wait", value)) if value.parse::<u32>().is_ok() => {}
-                _ => wrong.push(format!(
-                    "STRANDLINE_CONF: '{}' is not understood; the keys are: focus:LIBRARY, openmetrics:FILE, \
-                     serve_cuda:1, slack:THOUSANDTHS, slack_before_wait:THOUSANDTHS",
-                    pair.trim()
-                )),
             }
         }
         if let Some(signal) = text("STRANDLINE_SIGNAL") {
@@ -111,19 +102,70 @@ impl Options {
     }
 }
 
-/// The value of a key in `key:value,key:value`; the last one counts.
-fn conf(text: &str, wanted: &str) -> Option<String> {
-    let entries = text.split(',').filter_map(|entry| entry.trim().split_once(':'));
-    let mut values = entries.filter(|(key, value)| key.trim() == wanted && !value.trim().is_empty());
-    values.next_back().map(|(_, value)| value.trim().to_owned())
+/// The variables that a user may set.
+const NAMES: [&str; 12] = [
+    "STRANDLINE_OUT",
+    "STRANDLINE_MODE",
+    "STRANDLINE_QUIET",
+    "STRANDLINE_EVERY",
+    "STRANDLINE_FOCUS",
+    "STRANDLINE_GUARD",
+    "STRANDLINE_SIGNAL",
+    "STRANDLINE_CONTROL",
+    "STRANDLINE_CONF",
+    "STRANDLINE_LIB",
+    "STRANDLINE_LIBCUDA",
+    "STRANDLINE_DEBUG",
+];
+/// Those that strandline's own command, plugin, tests and build set.
+const OWN_NAMES: [&str; 10] = [
+    "STRANDLINE_JOB",
+    "STRANDLINE_LAUNCHER",
+    "STRANDLINE_PYTEST",
+    "STRANDLINE_COMMAND",
+    "STRANDLINE_VENV",
+    "STRANDLINE_STRICT",
+    "STRANDLINE_TRACES",
+    "STRANDLINE_TEST_PYTHON",
+    "STRANDLINE_TEST_SERVICE",
+    "STRANDLINE_REQUIRE_TORCH",
+];
+
+/// What there is to say of a variable that looks as if it were meant for us.
+fn unknown(name: &str) -> Option<String> {
+    if !name.starts_with("STRANDLINE_") || NAMES.contains(&name) || OWN_NAMES.contains(&name) {
+        return None;
+    }
+    Some(match spelling::nearest(name, NAMES) {
+        Some(meant) if near(name, meant) => {
+            format!("{name} is no variable of strandline and has no effect; did you mean {meant}?")
+        }
+        _ => format!(
+            "{name} is no variable of strandline and has no effect; the variables: {}",
+            NAMES.join(", ")
+        ),
+    })
 }
 
-/// `STRANDLINE_CONF=slack:N,slack_before_wait:N`: how far, in thousandths of the peak, a GPU's reserved memory may
-/// rise above it before idle memory is mapped elsewhere, and before the host waits for the GPU to be able to.
-pub fn slack() -> (Option<u32>, Option<u32>) {
-    let text = std::env::var("STRANDLINE_CONF").unwrap_or_default();
-    let number = |key| conf(&text, key).and_then(|value| value.parse().ok());
-    (number("slack"), number("slack_before_wait"))
+/// Whether two names differ little behind what all of them begin with.
+fn near(name: &str, meant: &str) -> bool {
+    let of = |name: &str| name.trim_start_matches("STRANDLINE_").to_owned();
+    spelling::nearest(&of(name), [of(meant).as_str()]).is_some()
+}
+
+/// `STRANDLINE_MODE` as a word that is a mode, or `auto`; and what there is to say where it was neither.
+pub fn mode_word(text: &str) -> (&'static str, Option<String>) {
+    const WORDS: [&str; 5] = ["auto", "heap", "observer", "host", "off"];
+    let text = text.trim();
+    if text.is_empty() {
+        return ("", None);
+    }
+    if let Some(word) = WORDS.into_iter().find(|word| text.eq_ignore_ascii_case(word)) {
+        return (word, None);
+    }
+    let meant =
+        spelling::nearest(text, WORDS).map_or(String::new(), |word| format!(" (did you mean {word}?)"));
+    ("auto", Some(format!("there is no mode '{text}'{meant}; the modes: {}; auto is used", WORDS.join(", "))))
 }
 
 /// A signal by name or number; 0 for `none`.
@@ -183,22 +225,6 @@ mod tests {
     }
 
     #[test]
-    fn conf_names_values_by_key() {
-        assert_eq!(conf("a:1, openmetrics:/x/y:z.prom ,b:2", "openmetrics").as_deref(), Some("/x/y:z.prom"));
-        assert_eq!(conf("a:1,b:2", "openmetrics"), None);
-        assert_eq!(conf("openmetrics:", "openmetrics"), None);
-        let (options, wrong) = read(&[("STRANDLINE_CONF", "openmetrics:m.prom")]);
-        assert_eq!((options.openmetrics, wrong.len()), (Some(PathBuf::from("m.prom")), 0));
-    }
-
-    #[test]
-    fn every_key_of_conf_is_known() {
-        let all = "focus:x,openmetrics:m,serve_cuda:1,slack:10,slack_before_wait:1000";
-        assert_eq!(read(&[("STRANDLINE_CONF", all)]).1, Vec::<String>::new());
-        assert_eq!(read(&[("STRANDLINE_CONF", "slack:much,sarve_cuda:1")]).1.len(), 2);
-    }
-
-    #[test]
     fn wrong_values_are_named_and_ignored() {
         let (options, wrong) = read(&[("STRANDLINE_EVERY", "often"), ("STRANDLINE_SIGNAL", "SIGNOPE")]);
         assert_eq!(options.every, 0);
@@ -207,14 +233,33 @@ mod tests {
     }
 
     #[test]
-    fn focus_comes_from_either_variable() {
-        assert_eq!(
-            read(&[("STRANDLINE_CONF", "focus:torchmetrics")]).0.focus.as_deref(),
-            Some("torchmetrics")
+    fn a_misspelt_variable_is_named_with_the_one_that_was_meant() {
+        for (slip, meant) in [
+            ("STRANDLINE_MOED", "STRANDLINE_MODE"),
+            ("STRANDLINE_QUITE", "STRANDLINE_QUIET"),
+            ("STRANDLINE_OUTT", "STRANDLINE_OUT"),
+            ("STRANDLINE_CONFIG", "STRANDLINE_CONF"),
+        ] {
+            let said = unknown(slip).expect("something to say");
+            assert!(said.contains(slip) && said.contains(&format!("did you mean {meant}?")), "{said}");
+        }
+        let said = unknown("STRANDLINE_FREQUENCY").expect("something to say");
+        assert!(!said.contains("did you mean") && said.contains("STRANDLINE_EVERY"), "{said}");
+        for known in NAMES.into_iter().chain(OWN_NAMES).chain(["PATH", "STRANDLINER_X"]) {
+            assert_eq!(unknown(known), None);
+        }
+    }
+
+    #[test]
+    fn a_mode_is_a_word_in_any_case_and_others_are_named() {
+        assert_eq!(mode_word(""), ("", None));
+        assert_eq!(mode_word(" Heap "), ("heap", None));
+        let (word, said) = mode_word("hoost");
+        assert_eq!(word, "auto");
+        assert!(said.is_some_and(|said| said.contains("'hoost' (did you mean host?)")));
+        assert!(
+            mode_word("gpu-please").1.is_some_and(|said| said.contains("auto, heap, observer, host, off"))
         );
-        let both = [("STRANDLINE_CONF", "focus:a"), ("STRANDLINE_FOCUS", "b")];
-        assert_eq!(read(&both).0.focus.as_deref(), Some("b"));
-        assert_eq!(read(&[("STRANDLINE_CONF", "fokus:a")]).1.len(), 1);
     }
 
     #[test]
