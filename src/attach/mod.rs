@@ -5,6 +5,7 @@
 //! | [`options`] | what the environment asks for |
 //! | [`conf`] | the one reader of `STRANDLINE_CONF` |
 //! | [`spelling`] | what a misspelt word was probably meant to be |
+//! | [`voice`] | what is said, on the stderr that the process was started with |
 //! | [`preload`] | the symbols that a preloaded library takes the place of |
 //! | [`python_boot`] | runs the Python side when `import torch` is seen |
 //! | [`process`] | the one state of a process: heaps, ledgers, clock, judge |
@@ -13,6 +14,9 @@
 //! | [`watched`] | one device whose blocks torch's own allocator hands out |
 //! | [`guard`] | overflows and uses of freed memory, where they are looked for |
 //! | [`outcome`] | what is told and written: new findings, reports, the end of the run |
+//! | [`unwatched`] | the last line of a job in which nothing was watched |
+//! | [`siblings`] | whether processes that this one started have reported |
+//! | [`verdict`] | the verdict, said to `strandline run --fail-on-leak` |
 //! | [`abi`] | the C ABI of `include/strandline.h` |
 //! | [`c_allocator`] | the C ABI's allocator |
 //! | [`cuda_api`] | the allocation functions of CUDA, in programs that know nothing of strandline |
@@ -43,27 +47,17 @@ pub mod preload;
 pub mod process;
 pub mod python_boot;
 pub mod served;
+pub mod siblings;
 pub mod signal;
 pub mod spelling;
 pub mod torch;
+pub mod unwatched;
+pub mod verdict;
+pub mod voice;
 pub mod watched;
 
-use std::fmt::Arguments;
-use std::sync::atomic::{AtomicBool, Ordering};
-
-/// Says one line on stderr, whole or not at all; never fails.
-pub fn say(line: Arguments<'_>) {
-    let text = format!("strandline: {line}\n");
-    // SAFETY: the buffer lives through the call; a failed write is nothing that can be mended here.
-    unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };
-}
-
-/// Says `line` the first time only; `said` is the caller's own static.
-pub fn say_once(said: &AtomicBool, line: Arguments<'_>) {
-    if !said.swap(true, Ordering::Relaxed) {
-        say(line);
-    }
-}
+use std::sync::atomic::AtomicBool;
+pub use voice::{say, say_once};
 
 /// A block could not be taken back. Said once; the block stays where it is.
 #[cold]

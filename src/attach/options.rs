@@ -118,9 +118,10 @@ const NAMES: [&str; 12] = [
     "STRANDLINE_DEBUG",
 ];
 /// Those that strandline's own command, plugin, tests and build set.
-const OWN_NAMES: [&str; 10] = [
+const OWN_NAMES: [&str; 11] = [
     "STRANDLINE_JOB",
     "STRANDLINE_LAUNCHER",
+    super::verdict::VARIABLE,
     "STRANDLINE_PYTEST",
     "STRANDLINE_COMMAND",
     "STRANDLINE_VENV",

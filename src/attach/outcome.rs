@@ -1,13 +1,14 @@
 //! What is told and written: findings when they are new, reports, the end of the run.
 //!
 //! Must not know how events arise. Invariants: a report is one consistent judgement of the last step
-//! boundary; nothing is said on stdout; a folder that cannot be written is said once; the end is told once.
+//! boundary; nothing is said on stdout; a folder that cannot be written is said once, at the start if it is so
+//! then; the end is told once, wherever reports can be written or not.
 
 use super::gpu::Gpus;
 use super::options::{self, Options};
 use super::process::{Stacks, State};
 use super::served::Served;
-use super::{say, say_once};
+use super::{say, say_once, siblings, verdict, voice};
 use crate::driver::Driver;
 use crate::heap::Stats;
 use crate::ledger;
@@ -24,6 +25,8 @@ const METRICS_EVERY: u32 = 10;
 
 /// Where things are told.
 pub struct Outcome {
+    /// What the user named, which the folders of all processes lie in, and this process's own.
+    out: PathBuf,
     folder: PathBuf,
     rank: (i32, i32),
     main: bool,
@@ -68,14 +71,28 @@ impl Outcome {
         let out = std::path::absolute(&out).unwrap_or(out);
         Outcome {
             folder: out.join(format!("rank{}-{}", rank.0, std::process::id())),
+            out,
             rank,
-            main: is_the_job(),
+            main: asked_to_run().unwrap_or(true),
             colour: colour(),
             writing: Mutex::new(()),
             finished: AtomicBool::new(false),
             cannot: AtomicBool::new(false),
             metrics: options.openmetrics.as_ref().map(|file| metrics_file(file, rank)),
             metrics_asked: AtomicU64::new(0),
+        }
+    }
+
+    /// At the start: says at once if no report will be written, not after hours.
+    pub(super) fn look_at_folder(&self) {
+        if !self.main {
+            return;
+        }
+        if let Err(error) = report::write::try_folder(&self.out) {
+            say_once(
+                &self.cannot,
+                format_args!("{error}. Without that, there are only the lines on stderr, and no report"),
+            );
         }
     }
 }
@@ -92,13 +109,13 @@ fn metrics_file(file: &Path, (rank, world): (i32, i32)) -> PathBuf {
     file.with_file_name(format!("{stem}-rank{rank}{dot}{extension}"))
 }
 
-/// Whether this is the process that `strandline run` was asked to run (or nobody says so).
-fn is_the_job() -> bool {
+/// Whether this is the process that `strandline run` was asked to run; nothing where nobody says so.
+pub(super) fn asked_to_run() -> Option<bool> {
     let number = |name: &str| std::env::var(name).ok().and_then(|v| v.parse::<u32>().ok());
     match (number("STRANDLINE_JOB"), number("STRANDLINE_LAUNCHER")) {
-        (Some(job), _) => job == std::process::id(),
-        (_, Some(launcher)) => launcher == std::os::unix::process::parent_id(),
-        _ => true,
+        (Some(job), _) => Some(job == std::process::id()),
+        (_, Some(launcher)) => Some(launcher == std::os::unix::process::parent_id()),
+        _ => None,
     }
 }
 
@@ -132,9 +149,7 @@ impl State {
                     .map(|finding| report::text::finding(&finding, self.outcome.colour))
                     .collect()
             };
-            for text in told {
-                write_stderr(&text);
-            }
+            told.iter().for_each(|text| voice::tell(text));
         }
         self.write(Reason::Finding, None);
     }
@@ -142,7 +157,7 @@ impl State {
     /// Says a remark that is new.
     pub(super) fn tell(&self, remark: &report::model::Remark) {
         if !self.options.quiet {
-            write_stderr(&report::text::remark(remark, self.outcome.colour));
+            voice::tell(&report::text::remark(remark, self.outcome.colour));
         }
     }
 
@@ -183,17 +198,23 @@ impl State {
         if !self.outcome.main && steps == 0 && self.blocks_served() < BLOCKS_WORTH_A_REPORT {
             return true;
         }
-        let (report, written) = self.write(Reason::Exit, None);
-        if self.outcome.main || steps > 0 {
-            self.save_metrics(&report);
+        let (out, folder) = (&self.outcome.out, &self.outcome.folder);
+        if steps == 0 && siblings::have_reported(out, Some(folder)).unwrap_or(false) {
+            // A launcher, whose ranks have told what there is to tell.
+            return true;
         }
-        if written && !self.options.quiet && (self.outcome.main || steps > 0) {
-            say(format_args!(
-                "{}: {}; report: {}",
-                report.verdict.name(),
-                report.reason,
-                from_here(&self.outcome.folder.join("report.html")).display()
-            ));
+        let (report, written) = self.write(Reason::Exit, None);
+        if !self.outcome.main && steps == 0 {
+            return written;
+        }
+        self.save_metrics(&report);
+        if !self.options.quiet {
+            let place = if written {
+                format!("report: {}", from_here(&folder.join("report.html")).display())
+            } else {
+                format!("no report, {} cannot be written", from_here(folder).display())
+            };
+            say(format_args!("{}: {}; {place}", report.verdict.name(), report.reason));
         }
         written
     }
@@ -246,6 +267,7 @@ impl State {
     /// Puts the report together and writes it. Returns it, and whether it was written (said once if not).
     fn write(&self, why: Reason, folder: Option<&Path>) -> (report::Report, bool) {
         let (report, written) = self.put(why, folder);
+        verdict::tell(report.verdict.name());
         if let Err(error) = &written {
             say_once(&self.outcome.cannot, format_args!("{error}"));
         }
@@ -386,9 +408,4 @@ pub fn torch_size(bytes: u64) -> String {
 fn from_here(path: &Path) -> PathBuf {
     let here = std::env::current_dir().ok();
     here.and_then(|here| path.strip_prefix(here).ok().map(Path::to_owned)).unwrap_or_else(|| path.to_owned())
-}
-
-fn write_stderr(text: &str) {
-    use std::io::Write;
-    let _ = std::io::stderr().lock().write_all(text.as_bytes());
 }

@@ -99,6 +99,11 @@ pub fn state() -> Option<&'static State> {
     unsafe { STATE.load(Ordering::Acquire).as_ref() }
 }
 
+/// Whether accounting ever began in this process.
+pub fn was_started() -> bool {
+    !STATE.load(Ordering::Acquire).is_null()
+}
+
 /// From now on this process serves and watches nothing (a forked child, or a fault of our own).
 pub fn detach() {
     DETACHED.store(true, Ordering::SeqCst);
@@ -188,6 +193,7 @@ pub fn start(mode: i32, told: Option<&str>) -> Result<(), NotStarted> {
         remarks: Mutex::new(Vec::new()),
         candidates: Mutex::new(None),
     });
+    state.outcome.look_at_folder();
     // SAFETY: getpid cannot fail.
     OWNER.store(unsafe { libc::getpid() }, Ordering::SeqCst);
     fork::guard();

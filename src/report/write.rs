@@ -51,6 +51,15 @@ pub fn folder(folder: &Path) -> Result<(), NotWritten> {
         .map_err(|error| NotWritten { path: folder.to_owned(), error })
 }
 
+/// Whether files can be written into `folder`, which is made if it is not there: found out by writing one.
+pub fn try_folder(folder: &Path) -> Result<(), NotWritten> {
+    let tried = file(folder, &format!(".can-write-{}", std::process::id()), b"?");
+    let removed =
+        tried.and_then(|probe| fs::remove_file(&probe).map_err(|error| NotWritten { path: probe, error }));
+    // The file has no meaning to anybody: the folder is what cannot be written.
+    removed.map_err(|error| NotWritten { path: folder.to_owned(), ..error })
+}
+
 /// Writes `folder/name`, replacing what was there at once.
 pub fn file(folder: &Path, name: &str, contents: &[u8]) -> Result<PathBuf, NotWritten> {
     with_mode(folder, name, contents, 0o600)
