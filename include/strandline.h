@@ -222,6 +222,15 @@ int strandline_collecting(int on);
  * most 32 are kept. Returns 0, or STRANDLINE_EINVAL. */
 int strandline_remark(const char *remark);
 
+/* Says a line on the stderr that the process was started with, behind "strandline: ", also while something else
+ * is in stderr's place (pytest's capture). Returns 0, or STRANDLINE_EINVAL. */
+int strandline_say(const char *line);
+
+/* A PyCFunctionWithKeywords whose self is a tuple (before, original, after): calls before(*arguments), the
+ * original, and after(token, result, failed). With self NULL: NULL where this Python does not have what that
+ * needs, else not NULL. */
+void *strandline_around(void *self, void *arguments, void *keywords);
+
 /* The source text of a module of the embedded Python package ("" for the package itself), or NULL. */
 const char *strandline_python_source(const char *module);
 

@@ -86,9 +86,9 @@ def _announce(sites: int) -> None:
     """Says that a search begins which may hold the program up for a moment."""
     count = len(gc.get_objects())
     if count >= _MANY and os.environ.get("STRANDLINE_QUIET", "0") in ("", "0"):
-        sys.stderr.write(
-            f"strandline: looking for what holds the blocks of {sites} sites among {count:,} objects "
-            f"(at most {SECONDS:.0f} s)\n"
+        _trouble.say(
+            f"looking for what holds the blocks of {sites} sites among {count:,} objects "
+            f"(at most {SECONDS:.0f} s)"
         )
 
 

@@ -1,15 +1,16 @@
 """Observes torch without changes to the user's code and tells the clock what it sees.
 
 Must not know: which event ends a step or begins an epoch (_clock decides).
-Invariant: nothing here raises into the user's code, keeps an object of the user's, or is traced by dynamo.
+Invariant: nothing here raises into the user's code, keeps an object of the user's, is traced by dynamo, or lies as
+a frame between the user's code and torch.
 """
 
 import functools
 import threading
-import types
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Optional
 
 from . import _trouble
+from ._around import around
 from ._clock import GRAPH, MODULE, STEPPER, Clock
 
 
@@ -111,41 +112,39 @@ def _births(clock: Clock) -> None:
     """Notes when optimizers are made: one that is made after another's last step may have taken its place."""
     from torch.optim import Optimizer
 
-    original = Optimizer.__init__
-
-    @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+    def before(optimizer: Any, *args: Any, **kwargs: Any) -> None:
         if len(_made) > 10000:
             _made.clear()
-        _made[id(self)] = clock.steps
-        original(self, *args, **kwargs)
+        _made[id(optimizer)] = clock.steps
 
-    _hide(__init__)
-    Optimizer.__init__ = __init__
+    _hide(before)
+    Optimizer.__init__ = around(Optimizer.__init__, before)
 
 
 def _backward(clock: Clock) -> None:
     import torch.autograd
 
-    original = torch.autograd.backward
     depth = [0]
 
-    @functools.wraps(original)
-    def backward(*args: Any, **kwargs: Any) -> Any:
-        if depth[0] or clock.asleep:
-            return original(*args, **kwargs)
-        depth[0] = 1
-        if _server_handles:
-            _retire()
-        clock.backward_begins()
+    def before(*args: Any, **kwargs: Any) -> Optional[bool]:
         try:
-            return original(*args, **kwargs)
-        finally:
+            if depth[0] or clock.asleep:
+                return None
+            depth[0] = 1
+            if _server_handles:
+                _retire()
+            clock.backward_begins()
+        except Exception:
+            _trouble.said("before backward()")
+        return True
+
+    def after(token: Any, result: Any, failed: bool) -> None:
+        if token is not None:
             depth[0] = 0
             clock.backward_ends()
 
-    _hide(backward)
-    torch.autograd.backward = backward
+    _hide(before, after)
+    torch.autograd.backward = around(torch.autograd.backward, before, after)
 
 
 def _modes(clock: Clock) -> None:
@@ -155,7 +154,6 @@ def _modes(clock: Clock) -> None:
     compiling = _compiling()
     busy = [False]
 
-    @functools.wraps(original)
     def train(self: Any, mode: bool = True) -> Any:
         if busy[0] or compiling():
             return original(self, mode)
@@ -167,7 +165,7 @@ def _modes(clock: Clock) -> None:
             _switched(clock, self, mode)
 
     _hide(train, _switched)
-    Module.train = train
+    Module.train = functools.wraps(original)(train)
 
 
 def _switched(clock: Clock, module: Any, mode: bool) -> None:
@@ -202,20 +200,17 @@ def _loaders(clock: Clock) -> None:
     import torch
     from torch.utils.data import DataLoader
 
-    original = DataLoader.__iter__
     grad_enabled = torch.is_grad_enabled
 
-    @functools.wraps(original)
-    def __iter__(self: Any) -> Any:
+    def before(loader: Any, *args: Any, **kwargs: Any) -> None:
         try:
             if not clock.asleep and grad_enabled():
-                clock.loader_begins(id(self.dataset), _length(self))
+                clock.loader_begins(id(loader.dataset), _length(loader))
         except Exception:
             _trouble.said("DataLoader.__iter__")
-        return original(self)
 
-    _hide(__iter__)
-    DataLoader.__iter__ = __iter__
+    _hide(before)
+    DataLoader.__iter__ = around(DataLoader.__iter__, before)
 
 
 def _workers(clock: Clock) -> None:
@@ -232,34 +227,32 @@ def _graphs(clock: Clock) -> None:
     import torch
 
     graph_type = torch.cuda.CUDAGraph
-    replay, begin, end = graph_type.replay, graph_type.capture_begin, graph_type.capture_end
     stepping: Dict[int, bool] = {}  # by id; a dead graph's entry is overwritten at the next capture
 
-    @functools.wraps(begin)
-    def capture_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = begin(self, *args, **kwargs)
-        _capturing.append(None)
-        return result
+    def known(graph: Any, *args: Any, **kwargs: Any) -> int:
+        return id(graph)
 
-    @functools.wraps(end)
-    def capture_end(self: Any) -> Any:
+    def begun(graph: int, result: Any, failed: bool) -> None:
+        if not failed:
+            _capturing.append(None)
+
+    def ends(graph: Any, *args: Any, **kwargs: Any) -> None:
         if _capturing:
-            stepping[id(self)] = bool(_capturing.pop())
             if len(stepping) > 10000:
                 stepping.clear()
-        return end(self)
+            stepping[id(graph)] = bool(_capturing.pop())
 
-    @functools.wraps(replay)
-    def replayed(self: Any) -> Any:
-        result = replay(self)
+    def replayed(graph: int, result: Any, failed: bool) -> None:
         try:
-            clock.tick(STEPPER if stepping.get(id(self)) else GRAPH, ("graph", id(self)))
+            if not failed:
+                clock.tick(STEPPER if stepping.get(graph) else GRAPH, ("graph", graph))
         except Exception:
             _trouble.said("CUDAGraph.replay")
-        return result
 
-    _hide(capture_begin, capture_end, replayed)
-    graph_type.capture_begin, graph_type.capture_end, graph_type.replay = capture_begin, capture_end, replayed
+    _hide(known, begun, ends, replayed)
+    graph_type.capture_begin = around(graph_type.capture_begin, known, begun)
+    graph_type.capture_end = around(graph_type.capture_end, ends)
+    graph_type.replay = around(graph_type.replay, known, replayed)
 
 
 _server_handles: List[Any] = []
@@ -303,19 +296,15 @@ def _servers(clock: Clock) -> None:
         handles.append(modules.register_module_forward_hook(after))
     original = Optimizer.__init__
 
-    @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        if (
-            isinstance(Optimizer.__dict__.get("__init__"), types.FunctionType)
-            and Optimizer.__init__ is __init__
-        ):
+    def made(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        if Optimizer.__dict__.get("__init__") is watched:
             Optimizer.__init__ = original
         clock.leader.hopeful = True
         _retire()
-        original(self, *args, **kwargs)
 
-    _hide(__init__)
-    Optimizer.__init__ = __init__
+    _hide(made)
+    watched = around(original, made)
+    Optimizer.__init__ = watched
     _compiled_servers(clock)
 
 
@@ -328,38 +317,42 @@ def _compiled_servers(clock: Clock) -> None:
     if original is None:
         return
 
-    @functools.wraps(original)
-    def compile(*args: Any, **kwargs: Any) -> Any:
-        made = original(*args, **kwargs)
+    def before(*args: Any, **kwargs: Any) -> bool:
+        return True
+
+    def after(token: Any, result: Any, failed: bool) -> None:
         try:
-            if _server_handles and torch.compile is compile:
+            if not failed and _server_handles and torch.compile is compile:
                 torch.compile = original
                 _retire()
                 _watch_compiled(clock)
         except Exception:
             _trouble.said("torch.compile")
-        return made
 
-    _hide(compile)
+    _hide(before, after)
+    compile = around(original, before, after)
     torch.compile = compile
 
 
 def _watch_compiled(clock: Clock) -> None:
     from torch._dynamo.eval_frame import OptimizedModule
 
-    original, compiling = OptimizedModule.__call__, _compiling()
+    compiling = _compiling()
     here = threading.local()
 
-    @functools.wraps(original)
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def before(module: Any, *args: Any, **kwargs: Any) -> Optional[bool]:
         if compiling() or clock.leader.hopeful or getattr(here, "inside", False):
-            return original(self, *args, **kwargs)
+            return None
         here.inside = True
         try:
-            clock.tick(MODULE, ("module", id(self)))
-            return original(self, *args, **kwargs)
-        finally:
+            clock.tick(MODULE, ("module", id(module)))
+        except Exception:
+            _trouble.said("a call of a compiled module")
+        return True
+
+    def after(token: Any, result: Any, failed: bool) -> None:
+        if token is not None:
             here.inside = False
 
-    _hide(__call__)
-    OptimizedModule.__call__ = __call__
+    _hide(before, after)
+    OptimizedModule.__call__ = around(OptimizedModule.__call__, before, after)

@@ -17,9 +17,19 @@ OTHER, FORWARD, BACKWARD, OPTIMIZER, VALIDATION = range(5)
 PHASES = {
     "other": OTHER,
     "forward": FORWARD,
+    "train": FORWARD,
+    "training": FORWARD,
     "backward": BACKWARD,
     "optimizer": OPTIMIZER,
     "validation": VALIDATION,
+    "validate": VALIDATION,
+    "valid": VALIDATION,
+    "val": VALIDATION,
+    "evaluation": VALIDATION,
+    "evaluate": VALIDATION,
+    "eval": VALIDATION,
+    "test": VALIDATION,
+    "testing": VALIDATION,
 }
 
 _SIGNATURES = {
@@ -34,6 +44,8 @@ _SIGNATURES = {
     "strandline_explain": (ctypes.c_int, [ctypes.c_uint64, ctypes.c_char_p]),
     "strandline_collecting": (ctypes.c_int, [ctypes.c_int]),
     "strandline_remark": (ctypes.c_int, [ctypes.c_char_p]),
+    "strandline_say": (ctypes.c_int, [ctypes.c_char_p]),
+    "strandline_around": (ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]),
     "strandline_trim": (ctypes.c_int, [ctypes.c_int]),
     "strandline_finish": (ctypes.c_int, []),
     "strandline_report": (ctypes.c_int, [ctypes.c_char_p]),
@@ -77,6 +89,15 @@ class Library:
     def remark(self, remark: Dict[str, str]) -> int:
         """Something worth knowing that is no finding: kind, what, because, fix."""
         return int(self._functions["remark"](json.dumps(remark).encode()))
+
+    def say(self, line: str) -> int:
+        """A line on the stderr that the process was started with."""
+        return int(self._functions["say"](line.encode("utf-8", "replace")))
+
+    def around(self) -> Optional[int]:
+        """Where the function lies that calls others around one of torch's; None where this Python cannot have it."""
+        place = self._functions["around"](None, None, None)
+        return int(place) if place else None
 
     def trim(self) -> int:
         """Gives the host's cache back: what no block lies in."""

@@ -10,6 +10,7 @@ import sys
 from typing import Any, Dict, List, Optional, Tuple
 
 from . import _trouble
+from ._around import around
 
 _LEFT_OVER = 1  # loaders of one data set whose workers still live, beyond the one in use
 
@@ -162,21 +163,23 @@ def watch(workers: Workers) -> None:
     from torch.utils.data import dataloader
 
     kind = dataloader._MultiProcessingDataLoaderIter
-    begin, following = kind.__init__, kind._next_data
 
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        begin(self, *args, **kwargs)
+    def known(iterator: Any, *args: Any, **kwargs: Any) -> Any:
+        return iterator
+
+    def began(iterator: Any, result: Any, failed: bool) -> None:
         try:
-            workers.began(self)
+            if not failed:
+                workers.began(iterator)
         except Exception:
             _trouble.said("DataLoader workers")
 
-    def _next_data(self: Any) -> Any:
-        data = following(self)
+    def handed_out(iterator: Any, data: Any, failed: bool) -> None:
         try:
-            workers.batch(data)
+            if not failed:
+                workers.batch(data)
         except Exception:
             _trouble.said("DataLoader workers")
-        return data
 
-    kind.__init__, kind._next_data = __init__, _next_data
+    kind.__init__ = around(kind.__init__, known, began)
+    kind._next_data = around(kind._next_data, known, handed_out)

@@ -4,8 +4,8 @@
 //! the header; the assignments at the end of this file fail to compile when a definition here differs.
 
 use super::process::{self, State};
-use super::{c_allocator, cuda_api, python_boot, say_once};
-use std::ffi::{CStr, c_char, c_int};
+use super::{around, c_allocator, cuda_api, python_boot, say, say_once};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicBool;
 
@@ -245,6 +245,39 @@ pub unsafe extern "C" fn strandline_stats(device: c_int, buffer: *mut c_char, si
 /// See `strandline.h`.
 ///
 /// # Safety
+/// `line` is a terminated string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn strandline_say(line: *const c_char) -> c_int {
+    // SAFETY: the caller's contract.
+    let Some(line) = (unsafe { text(line) }) else {
+        return STRANDLINE_EINVAL;
+    };
+    guarded(STRANDLINE_EINTERNAL, || {
+        say(format_args!("{line}"));
+        0
+    })
+}
+
+/// See `strandline.h`.
+///
+/// # Safety
+/// Called by Python, which holds its lock and gives a tuple of three for `me`, or with null for it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn strandline_around(
+    me: *mut c_void,
+    arguments: *mut c_void,
+    keywords: *mut c_void,
+) -> *mut c_void {
+    if me.is_null() {
+        let place = strandline_around as *const () as *mut c_void;
+        return if around::is_possible() { place } else { std::ptr::null_mut() };
+    }
+    around::call(me, arguments, keywords)
+}
+
+/// See `strandline.h`.
+///
+/// # Safety
 /// `module` is a terminated string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn strandline_python_source(module: *const c_char) -> *const c_char {
@@ -279,6 +312,12 @@ const _: () = {
     let _ = [
         header::strandline_stats as unsafe extern "C" fn(c_int, *mut c_char, usize) -> usize,
         strandline_stats,
+    ];
+    let _ = [header::strandline_say as unsafe extern "C" fn(*const c_char) -> c_int, strandline_say];
+    let _ = [
+        header::strandline_around
+            as unsafe extern "C" fn(*mut c_void, *mut c_void, *mut c_void) -> *mut c_void,
+        strandline_around,
     ];
     let _ = [
         header::strandline_python_source as unsafe extern "C" fn(*const c_char) -> *const c_char,

@@ -167,6 +167,16 @@ unsafe extern "C" {
     pub fn strandline_remark(remark: *const ::std::os::raw::c_char) -> ::std::os::raw::c_int;
 }
 unsafe extern "C" {
+    pub fn strandline_say(line: *const ::std::os::raw::c_char) -> ::std::os::raw::c_int;
+}
+unsafe extern "C" {
+    pub fn strandline_around(
+        self_: *mut ::std::os::raw::c_void,
+        arguments: *mut ::std::os::raw::c_void,
+        keywords: *mut ::std::os::raw::c_void,
+    ) -> *mut ::std::os::raw::c_void;
+}
+unsafe extern "C" {
     pub fn strandline_python_source(module: *const ::std::os::raw::c_char) -> *const ::std::os::raw::c_char;
 }
 unsafe extern "C" {

@@ -17,6 +17,7 @@
 //! | [`unwatched`] | the last line of a job in which nothing was watched |
 //! | [`siblings`] | whether processes that this one started have reported |
 //! | [`verdict`] | the verdict, said to `strandline run --fail-on-leak` |
+//! | [`around`] | one of torch's functions called with something before and after it, without a Python frame |
 //! | [`abi`] | the C ABI of `include/strandline.h` |
 //! | [`c_allocator`] | the C ABI's allocator |
 //! | [`cuda_api`] | the allocation functions of CUDA, in programs that know nothing of strandline |
@@ -31,6 +32,7 @@
 //! output, result or exit code.
 
 pub mod abi;
+pub mod around;
 pub mod c_allocator;
 pub mod conf;
 pub mod control;
