@@ -1,5 +1,7 @@
 """What a user meets first: start-up, a wrong setting, a folder that cannot be written, and the last line."""
 
+import re
+
 import pytest
 from runner import COMMAND
 
@@ -54,6 +56,142 @@ def test_a_leak_in_a_child_is_judged_without_its_report(jobs, python):
     script = jobs.script(f"import subprocess; subprocess.run([{str(python)!r}, 'child.py'], check=True)")
     done = jobs.run(python, script, options=["--fail-on-leak"], out="taken/deeper")
     assert done.code == 3, done.err
+
+
+# ---- settings that are not understood --------------------------------------------------------------------
+
+
+def test_misspelt_settings_are_named_and_the_job_runs_on(jobs, python):
+    env = {
+        "LD_PRELOAD": str(LIBRARY),
+        "STRANDLINE_OUT": str(jobs.out),
+        "STRANDLINE_MODE": "hoost",
+        "STRANDLINE_QUITE": "1",
+        "STRANDLINE_CONF": "fokus:x,slack:much",
+    }
+    done = jobs.bare(python, jobs.script(train(False)), env=env)
+    assert (done.code, done.out) == (0, "done\n"), done.err
+    assert done.report["verdict"] == "clean"
+    for said in (
+        r"there is no mode 'hoost' \(did you mean host\?\).*auto is used",
+        r"STRANDLINE_QUITE .*did you mean STRANDLINE_QUIET\?",
+        r"'fokus' .*did you mean focus\?.*slack_before_wait",
+        r"slack:much .*slack:THOUSANDTHS",
+    ):
+        assert len(re.findall(said, done.err)) == 1, (said, done.err)
+
+
+@pytest.mark.parametrize("mode", ["heap", "observer"])
+def test_a_mode_for_a_gpu_says_what_it_does_without_one(jobs, python, mode):
+    command = [COMMAND, "run", "--mode", mode, "--out", jobs.out, "--", python, jobs.script(train())]
+    done = jobs.bare(*command, env={"CUDA_VISIBLE_DEVICES": ""})
+    assert done.code == 0 and done.report["run"]["mode"] == "host" and done.report["verdict"] == "leak"
+    (said,) = [line for line in lines(done) if f"mode {mode} is for a GPU" in line]
+    assert "CPU tensors are accounted instead (mode host)" in said
+    assert "CUDA_VISIBLE_DEVICES" in said or "without CUDA" in said
+
+
+# ---- the Python side -------------------------------------------------------------------------------------
+
+
+def test_strandline_is_there_before_torch_and_takes_any_phase(jobs, python):
+    script = jobs.script("""
+        import strandline
+        assert not strandline.active()
+        strandline.step()
+        import torch
+        assert strandline.active()
+        for name in ("warmup", "eval", "Backward", "", 7):
+            with strandline.phase(name):
+                torch.ones(3)
+        print("ran")
+    """)
+    done = jobs.run(python, script)
+    assert (done.code, done.out) == (0, "ran\n"), done.err
+
+
+FAULTS = """
+    import sys, traceback, warnings, torch
+    from torch.utils.data import DataLoader, Dataset
+
+    def tried(what):
+        try:
+            what()
+        except Exception:
+            traceback.print_exc()
+
+    net = torch.nn.Linear(2, 1)
+    loss = net(torch.ones(1, 2)).sum()
+    loss.backward()
+    tried(lambda: loss.backward())
+    tried(lambda: torch.autograd.backward([loss]))
+    tried(lambda: torch.optim.SGD([], lr=0.1))
+    tried(lambda: torch.optim.Adam(3))
+
+    class Broken(Dataset):
+        def __len__(self): return 4
+        def __getitem__(self, n): raise KeyError("of the data set")
+
+    class Sampler(torch.utils.data.Sampler):
+        def __init__(self): pass
+        def __iter__(self): raise LookupError("of the sampler")
+
+    tried(lambda: next(iter(DataLoader(Broken()))))
+    tried(lambda: next(iter(DataLoader(Broken(), sampler=Sampler()))))
+    tried(lambda: next(iter(DataLoader(Broken(), num_workers=1, sampler=Sampler()))))
+    tried(lambda: torch.compile(3, nonsense=True))
+
+    class Inside(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x): return x.clone()
+        @staticmethod
+        def backward(ctx, g): raise ArithmeticError("of the backward pass") from KeyError("its cause")
+
+    tried(lambda: Inside.apply(torch.ones(2, requires_grad=True)).sum().backward())
+    warnings.simplefilter("always")
+    torch.ones(1, requires_grad=True).sum().backward(create_graph=True)
+    raise SystemExit(9)
+"""
+
+
+def test_no_frame_of_ours_is_in_the_users_tracebacks(jobs, python):
+    """Nor in warnings. (Module.train keeps one: dynamo has to see through it.)"""
+    done = jobs.same(python, jobs.script(FAULTS))
+    assert done.code == 9 and done.err.count("Traceback (most") == 9 and "strandline" not in done.err
+
+
+DISGUISES = """
+    import copy, inspect, pickle, sys, torch
+    bare = {}
+    for owner, name in (
+        (torch.autograd, "backward"), (torch.utils.data.DataLoader, "__iter__"), (torch.optim.Optimizer, "__init__"),
+    ):
+        function = getattr(owner, name)
+        assert sys.argv[1] == "bare" or type(function).__module__ == "strandline._around", function
+        bare[name] = (
+            str(inspect.signature(function)), function.__module__, function.__qualname__, function.__doc__,
+            pickle.loads(pickle.dumps(function)) is function, copy.deepcopy(function) is function,
+            repr(function).split(" at ")[0],
+        )
+    print(bare, inspect.signature(torch.optim.SGD), inspect.signature(torch.optim.Optimizer))
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout())
+    @torch.compile(backend="eager", fullgraph=True)
+    def whole(x):
+        net.eval()
+        y = net(x)
+        net.train()
+        return y.sum()
+    whole(torch.ones(1, 2)).backward()
+    print(net.training, [p.grad.shape for p in net.parameters()])
+"""
+
+
+def test_what_stands_around_torchs_functions_looks_like_them(jobs, python):
+    script = jobs.script(DISGUISES)
+    bare = jobs.bare(python, script, "bare")
+    assert bare.code == 0, bare.err
+    ours = jobs.run(python, script, "ours", options=["--quiet"])
+    assert (ours.code, ours.out) == (0, bare.out), ours.err
 
 
 # ---- the last line ---------------------------------------------------------------------------------------

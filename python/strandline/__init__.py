@@ -73,16 +73,19 @@ def epoch() -> None:
 
 
 class phase:
-    """`phase("validation")` enters a phase; `with phase("validation"):` also leaves it."""
+    """`phase("validation")` enters a phase; `with phase("validation"):` also leaves it.
+
+    Reports know the phases forward ("train" is the same), backward, optimizer, validation ("eval", "test") and
+    other; what happens in a phase of any other name is counted under "other".
+    """
 
     def __init__(self, name: str) -> None:
         from . import _library
 
-        if name not in _library.PHASES:
-            raise ValueError(f"phase is one of {', '.join(_library.PHASES)}, not {name!r}")
         clock = _running()
         self._enter = clock.library.phase if clock is not None else None
-        self._before = self._enter(_library.PHASES[name]) if self._enter is not None else 0
+        number = _library.PHASES.get(str(name).strip().lower(), _library.OTHER)
+        self._before = self._enter(number) if self._enter is not None else 0
 
     def __enter__(self) -> "phase":
         return self

@@ -6,14 +6,13 @@ Invariant: `start` may be called at any time, more than once, with or without to
 
 import atexit
 import ctypes
-import functools
 import glob
 import os
 import sys
 import sysconfig
-from typing import Any, Dict, List, Optional, Union
+from typing import Any, Dict, List, Optional, Set, Union
 
-from . import _library, _trouble
+from . import _around, _library, _trouble
 from ._clock import Clock
 
 _clock: Optional[Clock] = None
@@ -44,7 +43,7 @@ def start(
             number = _mode(mode)
             code = library.start(number, {"library_roots": _library_roots(), **(options or {})})
             if code < 0:
-                sys.stderr.write(f"strandline: cannot start in mode {mode}: error {code}\n")
+                _trouble.say(f"cannot start in mode {mode}: error {code}")
                 return False
         elif number == observer and _torch_waits() and _mode(mode) == heap:
             # CUDA's own functions were followed before torch came; its heap can still be ours if they gave nothing.
@@ -167,19 +166,16 @@ def _when_it_trains(mode: Union[str, int]) -> bool:
         handle.remove()
         start(mode, {})
 
-    @functools.wraps(backward)
-    def watched_backward(*args: Any, **kwargs: Any) -> Any:
-        if stepped:
+    def before_backward(*args: Any, **kwargs: Any) -> None:
+        if stepped and torch.autograd.backward is watched_backward:
             begin()
-            return torch.autograd.backward(*args, **kwargs)
-        return backward(*args, **kwargs)
 
-    @functools.wraps(lazy_init)
-    def watched_init() -> Any:
+    def before_init(*args: Any, **kwargs: Any) -> None:
         if not torch.cuda.is_initialized() and not _loads_data():
             begin()
-        return lazy_init()
 
+    watched_backward = _around.around(backward, before_backward)
+    watched_init = _around.around(lazy_init, before_init)
     torch.autograd.backward = watched_backward
     torch.cuda._lazy_init = watched_init
     return False
@@ -192,20 +188,50 @@ def _loads_data() -> bool:
 
 
 def _mode(mode: Union[str, int]) -> int:
+    """The number of a mode that can be had here; says what is done instead of one that cannot."""
     if isinstance(mode, int):
         return mode
-    if mode != "auto":
-        return _library.MODES[mode]
-    return _library.MODES["heap" if _has_gpu() else "host"]
+    modes = _library.MODES
+    word = mode.strip().lower()
+    if word not in modes and word != "auto":
+        import difflib
+
+        near = difflib.get_close_matches(word, [*modes, "auto"], 1)
+        meant = f" (did you mean {near[0]}?)" if near else ""
+        _once(f"there is no mode {mode!r}{meant}; the modes: auto, {', '.join(modes)}; auto is used")
+        word = "auto"
+    lacking = _no_gpu() if word in ("auto", "heap", "observer") else None
+    if word == "auto":
+        return modes["host" if lacking or "torch" not in sys.modules else "heap"]
+    if lacking:
+        _once(f"mode {word} is for a GPU, and {lacking}: CPU tensors are accounted instead (mode host)")
+        word = "host"
+    return modes[word]
 
 
-def _has_gpu() -> bool:
-    """Whether torch will find a GPU. Asks the file system: asking CUDA would spoil a later fork."""
+_told: Set[str] = set()
+
+
+def _once(text: str) -> None:
+    if text not in _told:
+        _told.add(text)
+        _trouble.say(text)
+
+
+def _no_gpu() -> Optional[str]:
+    """Why torch will find no GPU, if so. Asks the file system: asking CUDA would spoil a later fork."""
     torch = sys.modules.get("torch")
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
-    if torch is None or torch.version.cuda is None or hidden:
-        return False
-    return bool(glob.glob("/dev/nvidia[0-9]*")) or os.path.exists("/dev/dxg")
+    if torch is not None and torch.version.cuda is None:
+        return f"this torch ({torch.__version__}) was built without CUDA"
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
+        return f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']} hides every GPU"
+    if os.environ.get("STRANDLINE_LIBCUDA") or any(map(glob.glob, _DEVICES)):
+        return None
+    return "there is none here (no /dev/nvidia0)"
+
+
+# A driver of NVIDIA's, Windows' below WSL, Tegra's.
+_DEVICES = ("/dev/nvidia[0-9]*", "/dev/dxg", "/dev/nvhost-gpu", "/dev/nvgpu/*")
 
 
 def _take_gpu(library: Any, mode: int) -> None:
@@ -217,7 +243,7 @@ def _take_gpu(library: Any, mode: int) -> None:
         try:
             _torch_cuda.install(functions)
         except _torch_cuda.Unavailable as reason:
-            sys.stderr.write(f"strandline: {reason}; torch keeps its allocator and strandline watches it\n")
+            _trouble.say(f"{reason}; torch keeps its allocator and strandline watches it")
             mode = _library.MODES["observer"]
             library.start(mode, None)
     if mode == _library.MODES["observer"]:

@@ -8,6 +8,7 @@ def _strandline_boot():
     library = ctypes.PyDLL(None)
     library.strandline_python_source.restype = ctypes.c_char_p
     library.strandline_python_source.argtypes = [ctypes.c_char_p]
+    library.strandline_say.argtypes = [ctypes.c_char_p]
 
     class Importer:
         """Finds `strandline` and its modules in the preloaded library; an installed package is not needed."""
@@ -38,7 +39,8 @@ def _strandline_boot():
             text = library.strandline_python_source(name.partition(".")[2].encode())
             return None if text is None else text.decode()
 
-    sys.meta_path.insert(0, Importer)
+    if not any(getattr(finder, "__qualname__", "") == Importer.__qualname__ for finder in sys.meta_path):
+        sys.meta_path.insert(0, Importer)
 
     def begin():
         try:
@@ -50,9 +52,8 @@ def _strandline_boot():
             import traceback
 
             where = traceback.extract_tb(error.__traceback__)[-1]
-            os.write(
-                2,
-                f"strandline: could not start ({type(error).__name__}: {error}, at {where.filename}:{where.lineno}); the job runs without it\n".encode(),
+            library.strandline_say(
+                f"could not start ({type(error).__name__}: {error}, at {where.filename}:{where.lineno}); the job runs without it".encode()
             )
 
     torch = sys.modules.get("torch")
