@@ -119,6 +119,9 @@ def _declare(library):
         function = getattr(library, name)
         function.restype = result
         function.argtypes = arguments
+    if hasattr(library, "strandline_stats"):
+        library.strandline_stats.restype = ctypes.c_size_t
+        library.strandline_stats.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t]
 
 
 def _address(library, name):
@@ -254,6 +257,24 @@ def _patch_statistics(torch, library, result):
     for method, (name, function) in replacements.items():
         if method not in result.replaced:
             _patch(torch._C, name, function, result)
+    if hasattr(torch._C, "_cuda_memoryStats"):
+        _patch(torch._C, "_cuda_memoryStats", _with_work(torch._C._cuda_memoryStats, library), result)
+
+
+def _with_work(statistics, library):
+    """`statistics` with what the heap asked of the driver: `strandline.maps` … in `torch.cuda.memory_stats()`."""
+
+    def with_work(device):
+        stats = statistics(device)
+        room = ctypes.create_string_buffer(1 << 14)  # some 130 counters
+        if library.strandline_stats(device, room, len(room)) < len(room):
+            ours = json.loads(room.value.decode() or "{}")
+            work = {name[len("strandline.") :]: ours[name] for name in ours if name.startswith("strandline.")}
+            if work:
+                stats["strandline"] = work
+        return stats
+
+    return with_work
 
 
 def _patch_snapshot(torch, library, result):
