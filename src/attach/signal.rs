@@ -6,9 +6,8 @@
 //! that the report is written first; then it is sent again with its default action, so the job dies of it
 //! as it would have. Must not allocate, lock or call Python in the handler.
 
-use parking_lot::Mutex;
+use crossbeam::queue::SegQueue;
 use std::cell::UnsafeCell;
-use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU64, AtomicUsize, Ordering};
@@ -45,9 +44,10 @@ static STARTED: OnceLock<()> = OnceLock::new();
 /// `strandline dump` knows which one it may send.
 pub const THREAD: &str = "strandline";
 
-/// What others want done by the thread; not touched by the handler.
+/// What others want done by the thread; not touched by the handler. Without a lock: the thread may have to write
+/// the last report while a handler that leaves by `_exit` holds up one who was just about to put work in.
 type Work = Box<dyn FnOnce() + Send>;
-static QUEUE: Mutex<VecDeque<Work>> = Mutex::new(VecDeque::new());
+static QUEUE: SegQueue<Work> = SegQueue::new();
 
 /// How long the end of the job may be put off for its last report.
 const LAST_REPORT_SECONDS: u32 = 5;
@@ -179,7 +179,7 @@ fn name_thread(signal: i32) {
 
 /// Has the thread do `work`, after what waits already. Not for signal handlers.
 pub(super) fn submit(work: Work) {
-    QUEUE.lock().push_back(work);
+    QUEUE.push(work);
     if SERVING.load(Ordering::Acquire) {
         // SAFETY: the semaphore was made before SERVING was set.
         unsafe { libc::sem_post(WORK.at()) };
@@ -201,8 +201,7 @@ fn serve() {
         if METRICS.swap(false, Ordering::AcqRel) {
             let _ = std::panic::catch_unwind(super::process::publish_metrics);
         }
-        let work = QUEUE.lock().pop_front();
-        if let Some(work) = work {
+        if let Some(work) = QUEUE.pop() {
             let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
         }
         if LEAVING.load(Ordering::Acquire) == LEAVES {
