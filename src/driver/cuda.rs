@@ -22,6 +22,7 @@ use parking_lot::Mutex;
 use self::context::{Context, Relaxed, check, check_release, is_gone};
 use self::events::EventPool;
 use self::symbols::{Symbols, VirtualMemory, code, symbols};
+use super::cost::{Call, Costs};
 use super::journal::{Change, Journal};
 use super::{Address, Driver, DriverError, Event, Handle, MemoryInfo, Result, Stream};
 
@@ -61,6 +62,7 @@ struct Shared {
     rdma: bool,
     events: EventPool,
     journal: Journal,
+    costs: Costs,
     own_stream: Mutex<Option<Stream>>,
     /// Whether events of the whole context can be recorded; taken back at the first refusal.
     records_context: AtomicBool,
@@ -111,6 +113,7 @@ impl CudaDriver {
             rdma: has(attribute::RDMA_WITH_VIRTUAL_MEMORY),
             events: EventPool::new(symbols),
             journal: Journal::default(),
+            costs: Costs::default(),
             own_stream: Mutex::new(None),
             records_context: AtomicBool::new(true),
             mappings: Mutex::new(Mappings {
@@ -287,6 +290,7 @@ impl Driver for CudaDriver {
     }
 
     fn memory_info(&self) -> Result<MemoryInfo> {
+        let _timed = self.shared.costs.time(Call::Info);
         let _entered = self.shared.context.enter()?;
         let _relaxed = Relaxed::enter(self.shared.symbols);
         let (mut free, mut total) = (0usize, 0usize);
@@ -296,6 +300,7 @@ impl Driver for CudaDriver {
     }
 
     fn reserve(&self, size: u64) -> Result<Address> {
+        let _timed = self.shared.costs.time(Call::Reserve);
         let vmm = self.shared.vmm("cuMemAddressReserve")?;
         let _entered = self.shared.context.enter()?;
         let mut at = 0;
@@ -311,6 +316,7 @@ impl Driver for CudaDriver {
     }
 
     fn create(&self, size: u64) -> Result<Handle> {
+        let _timed = self.shared.costs.time(Call::Create);
         let vmm = self.shared.vmm("cuMemCreate")?;
         let _entered = self.shared.context.enter()?;
         let _relaxed = Relaxed::enter(self.shared.symbols);
@@ -340,12 +346,14 @@ impl Driver for CudaDriver {
     }
 
     fn destroy(&self, handle: Handle) -> Result<()> {
+        let _timed = self.shared.costs.time(Call::Destroy);
         let vmm = self.shared.vmm("cuMemRelease")?;
         // SAFETY: the heap names a handle that `create` gave it and that is mapped nowhere.
         self.shared.giving_back("cuMemRelease", || unsafe { (vmm.release)(handle.0) })
     }
 
     fn map(&self, at: Address, size: u64, handle: Handle) -> Result<()> {
+        let _timed = self.shared.costs.time(Call::Map);
         let vmm = self.shared.vmm("cuMemMap")?;
         let _entered = self.shared.context.enter()?;
         let _relaxed = Relaxed::enter(self.shared.symbols);
@@ -364,6 +372,7 @@ impl Driver for CudaDriver {
     }
 
     fn unmap(&self, at: Address, size: u64) -> Result<()> {
+        let _timed = self.shared.costs.time(Call::Unmap);
         let vmm = self.shared.vmm("cuMemUnmap")?;
         let mut mappings = self.shared.mappings.lock();
         // SAFETY: the heap names one whole mapping that no work of the device uses any more.
@@ -378,6 +387,7 @@ impl Driver for CudaDriver {
     }
 
     fn allocate(&self, size: u64) -> Result<Address> {
+        let _timed = self.shared.costs.time(Call::Create);
         let _entered = self.shared.context.enter()?;
         let _relaxed = Relaxed::enter(self.shared.symbols);
         let mut at = 0;
@@ -388,6 +398,7 @@ impl Driver for CudaDriver {
     }
 
     fn deallocate(&self, at: Address, size: u64) -> Result<()> {
+        let _timed = self.shared.costs.time(Call::Destroy);
         // SAFETY: the heap names a segment that `allocate` gave it.
         self.shared.giving_back("cuMemFree", || unsafe { (self.shared.symbols.mem_free)(at) })?;
         self.shared.journal.note(Change::Deallocated, at, size);
@@ -395,6 +406,7 @@ impl Driver for CudaDriver {
     }
 
     fn record_event(&self, stream: Stream) -> Result<Event> {
+        let _timed = self.shared.costs.time(Call::Record);
         let _entered = self.shared.context.enter()?;
         let event = self.shared.events.take()?;
         // SAFETY: the event is live, the stream is one of the framework's in this context.
@@ -407,6 +419,7 @@ impl Driver for CudaDriver {
     }
 
     fn record_device_event(&self, streams: &[Stream]) -> Result<Event> {
+        let _timed = self.shared.costs.time(Call::Record);
         let record = self.shared.symbols.context_record_event;
         let Some(record) = record.filter(|_| self.shared.records_context.load(Ordering::Relaxed)) else {
             return self.gather(streams);
@@ -430,6 +443,7 @@ impl Driver for CudaDriver {
     }
 
     fn query_event(&self, event: Event) -> Result<bool> {
+        let _timed = self.shared.costs.time(Call::Query);
         // A query is among the calls that a capture on another thread forbids.
         let _relaxed = Relaxed::enter(self.shared.symbols);
         // SAFETY: the event is live: it came from `record_event` and was not given back.
@@ -440,6 +454,7 @@ impl Driver for CudaDriver {
     }
 
     fn wait_event(&self, event: Event) -> Result<()> {
+        let _timed = self.shared.costs.time(Call::Wait);
         let _relaxed = Relaxed::enter(self.shared.symbols);
         // SAFETY: as in `query_event`.
         let result = unsafe { (self.shared.symbols.event_synchronize)(raw_event(event)) };
@@ -460,6 +475,7 @@ impl Driver for CudaDriver {
     }
 
     fn synchronize_stream(&self, stream: Stream) -> Result<()> {
+        let _timed = self.shared.costs.time(Call::Wait);
         // SAFETY: a stream of the framework in this context.
         self.shared.giving_back("cuStreamSynchronize", || unsafe {
             (self.shared.symbols.stream_synchronize)(raw_stream(stream))
@@ -467,6 +483,7 @@ impl Driver for CudaDriver {
     }
 
     fn synchronize_device(&self) -> Result<()> {
+        let _timed = self.shared.costs.time(Call::Wait);
         // SAFETY: needs a current context, which `giving_back` enters.
         self.shared.giving_back("cuCtxSynchronize", || unsafe { (self.shared.symbols.context_synchronize)() })
     }
@@ -479,6 +496,10 @@ impl Driver for CudaDriver {
         }
         check("cuStreamIsCapturing", result)?;
         Ok(status != 0)
+    }
+
+    fn costs(&self) -> Option<&Costs> {
+        Some(&self.shared.costs)
     }
 
     fn journal(&self) -> Option<&Journal> {

@@ -4,6 +4,7 @@
 //! driver). The heap knows neither; it sees addresses, pages, streams and events. All sizes and
 //! addresses are in bytes. No function here may take a lock of the heap, take Python's GIL, or panic.
 
+pub mod cost;
 pub mod cuda;
 pub mod host;
 pub mod journal;
@@ -113,6 +114,11 @@ pub trait Driver: Send {
     fn synchronize_device(&self) -> Result<()>;
     /// Whether work sent to `stream` is being captured into a graph.
     fn is_capturing(&self, stream: Stream) -> Result<bool>;
+
+    /// What this driver's calls have cost so far, if it counts that.
+    fn costs(&self) -> Option<&cost::Costs> {
+        None
+    }
 
     /// Where this driver notes what it maps and unmaps, if it does.
     fn journal(&self) -> Option<&journal::Journal> {

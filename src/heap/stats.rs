@@ -6,6 +6,8 @@
 //! counts free parts of plain segments. It knows numbers only. Invariants: peaks are never below the
 //! present value; `current = allocated - freed` since the last reset's present value.
 
+use crate::driver::cost::{Call, Cost};
+
 /// Index into the per-pool arrays: requests of at most 1 MiB.
 pub(super) const SMALL: usize = 0;
 /// Index into the per-pool arrays: larger requests.
@@ -226,6 +228,7 @@ impl Ledgers {
             num_ooms: self.num_ooms,
             num_sync_all_streams: self.num_sync_all_streams,
             work: self.work,
+            driver: Default::default(),
         }
     }
 }
@@ -248,6 +251,8 @@ pub struct Stats {
     pub num_ooms: u64,
     pub num_sync_all_streams: u64,
     pub work: DriverWork,
+    /// What the driver's calls cost, in the order of [`Call::ALL`]; zeros where that is not counted.
+    pub driver: [Cost; Call::ALL.len()],
 }
 
 impl Stats {
@@ -300,11 +305,16 @@ impl Stats {
         ] {
             f(name, value);
         }
+        for ((_, call), cost) in Call::ALL.iter().zip(&self.driver).filter(|(_, cost)| cost.calls > 0) {
+            f(&format!("strandline.driver.{call}.calls"), cost.calls as i64);
+            f(&format!("strandline.driver.{call}.us"), (cost.nanoseconds / 1000) as i64);
+            f(&format!("strandline.driver.{call}.longest_us"), (cost.longest / 1000) as i64);
+        }
     }
 
     /// The same as a list.
     pub fn flat(&self) -> Vec<(String, i64)> {
-        let mut keys = Vec::with_capacity(140);
+        let mut keys = Vec::with_capacity(180);
         self.for_each(|name, value| keys.push((name.to_owned(), value)));
         keys
     }
