@@ -95,7 +95,7 @@ class _Composer:
             for frame in evidence.candidate.get("stack", [])
             if isinstance(frame, dict)
         ]
-        self.finder = Finder(files, _user_files(stack), stack)
+        self.finder = Finder(files, _user_files(stack, files), stack)
 
     def answer(self) -> Dict[str, Any]:
         path = self.path
@@ -550,14 +550,10 @@ def _is_a(thing: Any, name: str) -> bool:
     return any(base.__name__ == name for base in type(thing).__mro__)
 
 
-def _user_files(stack: List[Tuple[str, str, int]]) -> List[str]:
-    """The user's source files: those of the allocation, the main script, the modules imported."""
-    found = dict.fromkeys(file for file, _, _ in stack if is_user_file(file))
-    main = getattr(sys.modules.get("__main__"), "__file__", None)
-    for file in [main, *[getattr(module, "__file__", None) for module in list(sys.modules.values())]]:
-        if isinstance(file, str) and file.endswith(".py") and is_user_file(file) and len(found) < 300:
-            found[file] = None
-    return list(found)
+def _user_files(stack: List[Tuple[str, str, int]], files: Files) -> List[str]:
+    """The user's source files: those of the allocation, then all others."""
+    of_stack = [file for file, _, _ in stack if is_user_file(file)]
+    return list(dict.fromkeys([*of_stack, *files.users]))[:300]
 
 
 def _profiling() -> bool:

@@ -6,8 +6,11 @@ Invariant: a file that cannot be read or parsed is an empty list; a file is pars
 
 import ast
 import linecache
+import sys
 import warnings
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+from ._roots import is_user_file
 
 _COMPOUND = tuple(
     getattr(ast, name)
@@ -102,8 +105,15 @@ class File:
                         self._take(case.body, function, cls, inner_loops, inner_tests, handlers)
 
 
-def expressions(node: Any) -> Iterator[Any]:
-    """The expressions of a statement itself, not those of the statements inside it."""
+def expressions(node: Any) -> Tuple[Any, ...]:
+    """The expressions of a statement itself, not those of the statements inside it; kept with the statement."""
+    parts = getattr(node, "_parts", None)
+    if parts is None:
+        parts = node._parts = tuple(_expressions(node))
+    return parts
+
+
+def _expressions(node: Any) -> Iterator[Any]:
     if isinstance(node, Functions):
         for decorator in node.decorator_list:
             yield from ast.walk(decorator)
@@ -121,6 +131,20 @@ class Files:
 
     def __init__(self) -> None:
         self._files: Dict[str, File] = {}
+        self._users: Optional[List[str]] = None
+
+    @property
+    def users(self) -> List[str]:
+        """The user's source files: the main script and the modules imported."""
+        if self._users is None:
+            main = getattr(sys.modules.get("__main__"), "__file__", None)
+            files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+            self._users = [
+                file
+                for file in dict.fromkeys([main, *files])
+                if isinstance(file, str) and file.endswith(".py") and is_user_file(file)
+            ]
+        return self._users
 
     def get(self, name: str) -> File:
         found = self._files.get(name)

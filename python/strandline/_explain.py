@@ -16,10 +16,11 @@ from . import _autograd, _hooks, _trouble
 from ._answer import Evidence, compose, unknown
 from ._code import Files
 from ._holders import Chain, Climb, Ours
+from ._index import Index
 from ._path import Path, write
 from ._roles import in_use, roles
 from ._roots import Roots
-from ._tensors import Blocks, Found, find, referenced
+from ._tensors import Blocks, Found, classes, find
 
 SECONDS = 2.0  # of this thread's own computing: what else the machine is busy with changes no answer
 _PICKED = 6  # blocks of a candidate whose holders are sought
@@ -47,7 +48,6 @@ class Explainer:
         try:
             candidates = self._library.candidates()
             if candidates:
-                _announce(len(candidates))
                 answers = self._search(candidates)
                 spent = time.perf_counter() - began
                 for candidate in candidates:
@@ -67,7 +67,11 @@ class Explainer:
         search = None
         try:
             current = in_use(list(_hooks.optimizers.values()))
-            search = Search(candidates, current, collecting, time.thread_time() + seconds)
+            deadline = time.thread_time() + seconds
+            objects = gc.get_objects()
+            _announce(len(candidates), len(objects))
+            search = Search(candidates, current, collecting, objects, deadline)
+            del objects
             return search.answers()
         except Exception:
             _trouble.said("the search for holders")
@@ -82,9 +86,8 @@ class Explainer:
 _MANY = 300_000  # objects among which a search may be felt
 
 
-def _announce(sites: int) -> None:
+def _announce(sites: int, count: int) -> None:
     """Says that a search begins which may hold the program up for a moment."""
-    count = len(gc.get_objects())
     if count >= _MANY and os.environ.get("STRANDLINE_QUIET", "0") in ("", "0"):
         _trouble.say(
             f"looking for what holds the blocks of {sites} sites among {count:,} objects "
@@ -107,7 +110,12 @@ class Search:
     """One search for all candidates that wait."""
 
     def __init__(
-        self, candidates: List[Dict[str, Any]], current: Set[int], collecting: bool, deadline: float
+        self,
+        candidates: List[Dict[str, Any]],
+        current: Set[int],
+        collecting: bool,
+        objects: List[Any],
+        deadline: float,
     ) -> None:
         self._candidates = candidates
         self._current = current
@@ -116,7 +124,10 @@ class Search:
         self._ended = True  # not for lack of time
         self._ours = Ours()
         self._roots = Roots()
-        self._climb = Climb(self._roots, self._ours, deadline)
+        self._objects = objects
+        self._ours.add(objects)
+        self._index = Index(objects, classes())
+        self._climb = Climb(self._roots, self._ours, self._index, deadline)
         self._files = Files()
         self._chosen: Dict[int, List[Block]] = {
             candidate["id"]: [
@@ -130,6 +141,8 @@ class Search:
 
     def close(self) -> None:
         self._climb.close()
+        self._index.close()
+        self._objects = []
         self._paths.clear()
         self._dangling.clear()
         self._roots.locals.clear()
@@ -138,9 +151,9 @@ class Search:
     def answers(self) -> Dict[int, Dict[str, Any]]:
         every = [block for blocks in self._chosen.values() for block in blocks]
         blocks = Blocks((block.address, block.size) for block in every)
-        objects = gc.get_objects()
-        self._ours.add(objects)
-        found = find(objects, blocks, self._ours)
+        instances = self._index.instances()
+        self._ours.add(*instances)
+        found = find(instances, blocks, self._ours)
         self._ours.add(found.sources, found.optimizers, found.modules, *found.owners.values())
         excused = roles(found.optimizers, self._current, found.modules, blocks)
         sought: Dict[int, Block] = {}
@@ -150,8 +163,7 @@ class Search:
                     (block.address, block) for block in picked(blocks_of) if block.address not in excused
                 )
         self._direct(sought, found)
-        self._by_graph(sought, found, objects)
-        del objects
+        self._by_graph(sought, found)
         result: Dict[int, Dict[str, Any]] = {}
         for candidate in self._candidates:
             of_it = self._chosen[candidate["id"]]
@@ -206,12 +218,12 @@ class Search:
                 self._dangling[address] = best[1]
 
     # blocks that only autograd's graph keeps
-    def _by_graph(self, sought: Dict[int, Block], found: Found, objects: List[Any]) -> None:
+    def _by_graph(self, sought: Dict[int, Block], found: Found) -> None:
         dangling = self._dangling
         missing = {address: block for address, block in sought.items() if address not in self._paths}
         if not missing:
             return
-        held = {id(tensor) for tensor in referenced(found.sources, objects)}
+        held = {id(tensor) for tensor in self._index.referenced(found.sources)}
         held.update(id(tensor) for tensor in found.sources if id(tensor) in self._roots.locals)
         islands = {id(link) for chain in dangling.values() for link in chain.links}
         sources = [tensor for tensor in found.sources if id(tensor) in held and id(tensor) not in islands]
@@ -260,7 +272,7 @@ class Search:
             if time.thread_time() > self._deadline:
                 self._ended = False
                 break
-        self._by_arrays(missing, found, objects)
+        self._by_arrays(missing, found)
         self._by_tied_gradients(missing, found)
         for address in missing:
             if address in dangling and self._climb.complete and self._ended:
@@ -304,7 +316,7 @@ class Search:
         walk.clear()
         gradients.clear()
 
-    def _by_arrays(self, missing: Dict[int, Block], found: Found, objects: List[Any]) -> None:
+    def _by_arrays(self, missing: Dict[int, Block], found: Found) -> None:
         """NumPy arrays keep the tensor whose memory they show, and the collector does not see it."""
         tensors = {
             id(owner.object): address for address in missing for owner in found.owners.get(address, [])
@@ -316,7 +328,7 @@ class Search:
         array_type = numpy.ndarray
         found_arrays: Dict[int, Tuple[Any, Any]] = {}
         self._ours.add(tensors)
-        for holder in objects:
+        for holder in self._objects:
             if not gc.is_tracked(holder) or self._ours(holder):
                 continue
             for thing in gc.get_referents(holder):

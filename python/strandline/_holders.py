@@ -1,15 +1,15 @@
 """Climbs from an object to what keeps it alive: the shortest chain of references up to a root.
 
 Must not know: how a chain is written, which line of source made it, what autograd's graph holds.
-Invariant: one pass over the collector's objects a level for all objects sought; strandline's own objects are no
+Invariant: at most one pass over the collector's objects a level for all objects sought (none with an index); strandline's own objects are no
 holders; bounded by a deadline, by levels and by the objects climbed at a level.
 """
 
-import gc
 import time
 from types import FrameType, ModuleType
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
+from ._index import Index
 from ._roots import Local, Roots, is_ours
 
 _LEVELS = 40
@@ -34,15 +34,15 @@ class Chain(NamedTuple):
 class Climb:
     """One search. `chains()` gives a chain for each object asked for; `close()` lets go of everything."""
 
-    def __init__(self, roots: Roots, ours: "Ours", deadline: float) -> None:
+    def __init__(self, roots: Roots, ours: "Ours", index: Index, deadline: float) -> None:
         self._roots = roots
+        self._index = index
         self._ours = ours
         self._deadline = deadline
         self._objects: Dict[int, Any] = {}
         self._parents: Dict[int, List[int]] = {}  # known holders of an object, nearest first
         self._climbed: Set[int] = set()
         self._ends: Dict[int, str] = {}  # objects that are roots themselves
-        self._shut: Set[int] = set()
         self.complete = True
 
     def close(self) -> None:
@@ -122,23 +122,19 @@ class Climb:
         todo = [identity for identity in frontier if identity not in self._climbed]
         for start in range(0, len(todo), _CHUNK):
             chunk = todo[start : start + _CHUNK]
-            wanted = set(chunk)
-            holders = gc.get_referrers(*[self._objects[identity] for identity in chunk])
+            things = [self._objects[identity] for identity in chunk]
+            holders = self._index.holders(things)
             self._climbed.update(chunk)
-            for holder in holders:
+            for holder, child in holders:
                 parent = id(holder)
-                if self._is_ours(holder) or parent in self._shut:
-                    continue
-                children = wanted.intersection(map(id, gc.get_referents(holder)))
-                if not children:
+                if self._is_ours(holder):
                     continue
                 self._objects[parent] = holder
-                for child in children:
-                    known = self._parents.setdefault(child, [])
-                    if parent not in known:
-                        known.append(parent)
-                    self._arrive(parent, origin[child], origin, above)
-            del holders
+                known = self._parents.setdefault(child, [])
+                if parent not in known:
+                    known.append(parent)
+                self._arrive(parent, origin[child], origin, above)
+            del holders, things
             if time.thread_time() > self._deadline:
                 self.complete = False
                 break

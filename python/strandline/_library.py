@@ -8,7 +8,7 @@ import ctypes
 import json
 import os
 import sys
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 ABI_VERSION = 1
 EINACTIVE = -2
@@ -32,6 +32,8 @@ PHASES = {
     "testing": VALIDATION,
 }
 
+_NONE = ctypes.c_size_t(-1).value
+
 _SIGNATURES = {
     "strandline_abi_version": (ctypes.c_uint32, []),
     "strandline_version": (ctypes.c_char_p, []),
@@ -49,6 +51,16 @@ _SIGNATURES = {
     "strandline_trim": (ctypes.c_int, [ctypes.c_int]),
     "strandline_finish": (ctypes.c_int, []),
     "strandline_report": (ctypes.c_int, [ctypes.c_char_p]),
+    "strandline_python_index": (ctypes.c_void_p, [ctypes.py_object, ctypes.py_object]),
+    "strandline_python_holders": (
+        ctypes.c_size_t,
+        [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t],
+    ),
+    "strandline_python_instances": (
+        ctypes.c_size_t,
+        [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t],
+    ),
+    "strandline_python_forget": (None, [ctypes.c_void_p]),
     "strandline_stats": (ctypes.c_size_t, [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t]),
 }
 
@@ -113,6 +125,34 @@ class Library:
     def stats(self, device: int) -> Dict[str, Any]:
         found = self._json("stats", device)
         return found if isinstance(found, dict) else {}
+
+    # numbers of Python objects, as attach/python_objects.rs has them
+    def python_index(self, objects: List[Any], classes: Tuple[type, ...]) -> Optional[int]:
+        """The references among `objects`; None where this Python cannot be asked so."""
+        return self._functions["python_index"](objects, classes) or None
+
+    def python_holders(self, index: int, identity: int) -> Optional[Sequence[int]]:
+        """The numbers of the objects that refer to this one; None if the index does not know it."""
+        return self._numbers("python_holders", index, identity)
+
+    def python_instances(self, index: int, number: int) -> Sequence[int]:
+        """The numbers of the instances of the class of this number."""
+        return self._numbers("python_instances", index, number) or ()
+
+    def python_forget(self, index: int) -> None:
+        self._functions["python_forget"](index)
+
+    def _numbers(self, name: str, index: int, which: int) -> Optional[Sequence[int]]:
+        function = self._functions[name]
+        room = 64
+        while True:
+            numbers = (ctypes.c_uint32 * room)()
+            count = int(function(index, which, numbers, room))
+            if count == _NONE:
+                return None
+            if count <= room:
+                return numbers[:count]
+            room = count
 
     def _json(self, name: str, *first: int) -> Any:
         function = self._functions[name]

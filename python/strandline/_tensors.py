@@ -4,7 +4,6 @@ Must not know: who holds the tensors, what the blocks mean.
 Invariant: runs no code of the user's (no __class__, __repr__, unpack hook), changes no tensor.
 """
 
-import gc
 from bisect import bisect_right
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
@@ -65,40 +64,23 @@ def parts(tensor: Any) -> List[Any]:
         return []
 
 
-def find(objects: List[Any], blocks: Blocks, is_ours: Callable[[Any], bool]) -> Found:
-    """One pass over all objects that the garbage collector knows."""
+def classes() -> Tuple[type, ...]:
+    """The classes whose instances are looked at: tensors, optimizers, modules."""
     import torch
 
-    tensor_type, optimizer_type, module_type = torch.Tensor, torch.optim.Optimizer, torch.nn.Module
-    kinds: Dict[type, int] = {}
-    found = Found({}, [], [], [], [])
+    return torch.Tensor, torch.optim.Optimizer, torch.nn.Module
+
+
+def find(instances: List[List[Any]], blocks: Blocks, is_ours: Callable[[Any], bool]) -> Found:
+    """Looks at all instances of `classes()`."""
+    import torch
+
+    tensors, optimizers, modules = instances
+    found = Found({}, [], optimizers, modules, [])
     with torch._C.DisableTorchFunctionSubclass():
-        for candidate in objects:
-            kind = type(candidate)
-            code = kinds.get(kind)
-            if code is None:
-                bases = kind.__mro__
-                code = (
-                    1
-                    if tensor_type in bases
-                    else 2
-                    if optimizer_type in bases
-                    else 3
-                    if module_type in bases
-                    else 0
-                )
-                if code == 1 and kind.__module__.startswith("torch._subclasses"):
-                    code = 0
-                kinds[kind] = code
-            if code == 0:
-                continue
-            if code == 1:
-                if not is_ours(candidate):
-                    _look(candidate, blocks, found)
-            elif code == 2:
-                found.optimizers.append(candidate)
-            else:
-                found.modules.append(candidate)
+        for tensor in tensors:
+            if not is_ours(tensor) and not type(tensor).__module__.startswith("torch._subclasses"):
+                _look(tensor, blocks, found)
     return found
 
 
@@ -121,12 +103,3 @@ def _look(tensor: Any, blocks: Blocks, found: Found) -> None:
             found.sources.append(tensor)
     except Exception:
         pass
-
-
-def referenced(tensors: List[Any], objects: List[Any]) -> List[Any]:
-    """Those of `tensors` that some Python object refers to; the others live inside C++ only."""
-    wanted = {id(tensor) for tensor in tensors}
-    seen = set()
-    for start in range(0, len(objects), 4096):
-        seen |= wanted.intersection(map(id, gc.get_referents(*objects[start : start + 4096])))
-    return [tensor for tensor in tensors if id(tensor) in seen]

@@ -8,6 +8,7 @@
 //! | [`voice`] | what is said, on the stderr that the process was started with |
 //! | [`preload`] | the symbols that a preloaded library takes the place of |
 //! | [`python_boot`] | runs the Python side when `import torch` is seen |
+//! | [`python_objects`] | which Python object refers to which, for the search for holders |
 //! | [`process`] | the one state of a process: heaps, ledgers, clock, judge |
 //! | [`served`] | one device: its heap and its ledger under one lock |
 //! | [`gpu`] | the GPUs: torch's questions answered from heaps and ledgers |
@@ -48,6 +49,7 @@ pub mod outcome;
 pub mod preload;
 pub mod process;
 pub mod python_boot;
+pub mod python_objects;
 pub mod served;
 pub mod siblings;
 pub mod signal;
