@@ -12,7 +12,7 @@ use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use parking_lot::Mutex;
 use strandline::driver::host::{BooksDriver, HostDriver};
 use strandline::driver::{Driver, Stream};
-use strandline::heap::{Address, Config, Heap, Tag};
+use strandline::heap::{Address, Config, Heap, Preset, Tag};
 use strandline::replay::price::{Priced, Tally};
 use strandline::replay::subject::{Figures, StrandlineHeap, Subject};
 use strandline::replay::{file, run};
@@ -216,7 +216,7 @@ fn traces() {
             let ratio = device.figures.reserved_peak as f64 / device.recorded.requested_peak as f64;
             (ratio, device.late_calls, device.tally.microseconds / 1000.0)
         };
-        let heap = |_| StrandlineHeap::new(141 << 30).map_err(|error| error.to_string());
+        let heap = |_| StrandlineHeap::new(141 << 30, Preset::Lean).map_err(|error| error.to_string());
         let ours = one(run::replay(&recording, None, heap, |_| {}).expect("a replay"));
         let torch = |expandable| {
             one(run::replay(&recording, None, |_| Ok(Replayed::new(expandable)), |_| {}).expect("a replay"))

@@ -3,6 +3,7 @@
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use std::io::Write;
+use strandline::heap::Preset;
 use strandline::replay::clock::{self, Source};
 use strandline::replay::error::Error;
 use strandline::replay::recording::{Action, Form, Recording};
@@ -21,7 +22,7 @@ fn read(bytes: &[u8]) -> Recording {
 }
 
 fn replay(recording: &Recording, memory: u64) -> Outcome {
-    let heap = |_| StrandlineHeap::new(memory).map_err(|error| error.to_string());
+    let heap = |_| StrandlineHeap::new(memory, Preset::Lean).map_err(|error| error.to_string());
     run::replay(recording, None, heap, |_| {}).unwrap()
 }
 
@@ -221,7 +222,7 @@ fn a_leak_is_found_with_its_place() {
     let at = finding.allocated_at.as_ref().unwrap();
     assert_eq!((at.file.as_str(), at.line), ("/job/train.py", 12));
     assert_eq!(finding.bytes_per_step, 70_000.0);
-    let json = summary::json(&outcome, &recording, "leak");
+    let json = summary::json(&outcome, &recording, "leak", Preset::Lean);
     assert_eq!(json["requested_peak"], LEAK_REQUESTED);
     assert_eq!(json["recorded_reserved_peak"], LEAK_RESERVED);
     assert_eq!(json["complete"], true);
@@ -264,7 +265,7 @@ fn a_history_that_was_cut_says_what_it_cannot_tell() {
     );
     let finding = &outcome.report.findings[0];
     assert_eq!(finding.allocated_at.as_ref().unwrap().line, 12);
-    let json = summary::json(&outcome, &recording, "cut");
+    let json = summary::json(&outcome, &recording, "cut", Preset::Lean);
     assert_eq!(json["complete"], false);
     assert_eq!(json["recorded_reserved_peak"], LEAK_RESERVED);
 }

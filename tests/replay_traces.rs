@@ -3,6 +3,7 @@
 use serde_json::Value;
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use strandline::heap::Preset;
 use strandline::replay::subject::StrandlineHeap;
 use strandline::replay::{clock, file, recorded, run, start, summary};
 
@@ -75,9 +76,9 @@ fn findings_are_those_of_the_job() {
     for name in told.as_object().unwrap().keys() {
         let truth = &truth[name];
         let recording = file::read(File::open(folder.join(format!("{name}.pickle.gz"))).unwrap()).unwrap();
-        let heap = |_| StrandlineHeap::new(1 << 40).map_err(|error| error.to_string());
+        let heap = |_| StrandlineHeap::new(1 << 40, Preset::Lean).map_err(|error| error.to_string());
         let outcome = run::replay(&recording, None, heap, |_| {}).unwrap();
-        let findings = summary::json(&outcome, &recording, name)["findings"].take();
+        let findings = summary::json(&outcome, &recording, name, Preset::Lean)["findings"].take();
         let found = findings.as_array().unwrap();
         let class = truth["class"].as_str().unwrap();
         let line = |finding: &Value| {

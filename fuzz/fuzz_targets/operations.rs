@@ -8,7 +8,7 @@ use strandline::heap::{Config, Heap, HeapError, Tag};
 
 fuzz_target!(|bytes: &[u8]| {
     let driver = BooksDriver::with_memory(256 << 20);
-    let mut heap = Heap::new(driver.clone(), Config::gpu()).unwrap();
+    let mut heap = Heap::new(driver.clone(), Config::speed()).unwrap();
     let mut live = Vec::new();
     for op in bytes.chunks_exact(3) {
         let (number, stream) = (u64::from(op[1]) << 8 | u64::from(op[2]), Stream(u64::from(op[0] >> 6)));

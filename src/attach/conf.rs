@@ -5,6 +5,7 @@
 //! out and named, with the key that was probably meant.
 
 use super::spelling;
+use crate::heap::Preset;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
@@ -17,6 +18,8 @@ pub struct Conf {
     pub openmetrics: Option<PathBuf>,
     /// Whether the heap serves what CUDA's own functions are asked for.
     pub serve_cuda: Option<bool>,
+    /// What the heap of a GPU is to save.
+    pub preset: Option<Preset>,
     /// How far, in thousandths of the peak, a GPU's reserved memory may rise above it before idle memory is mapped
     /// elsewhere …
     pub slack: Option<u32>,
@@ -25,9 +28,10 @@ pub struct Conf {
 }
 
 /// The keys, each with the kind of its value.
-const KEYS: [(&str, &str); 5] = [
+const KEYS: [(&str, &str); 6] = [
     ("focus", "LIBRARY"),
     ("openmetrics", "FILE"),
+    ("preset", "speed|lean"),
     ("serve_cuda", "0|1"),
     ("slack", "THOUSANDTHS"),
     ("slack_before_wait", "THOUSANDTHS"),
@@ -75,6 +79,7 @@ impl Conf {
             "focus" => put(&mut self.focus, text.map(str::to_owned)),
             "openmetrics" => put(&mut self.openmetrics, text.map(PathBuf::from)),
             "serve_cuda" => put(&mut self.serve_cuda, yes_or_no(value)),
+            "preset" => put(&mut self.preset, value.parse().ok()),
             "slack" => put(&mut self.slack, value.parse().ok()),
             "slack_before_wait" => put(&mut self.slack_before_wait, value.parse().ok()),
             _ => false,
@@ -112,7 +117,8 @@ mod tests {
 
     #[test]
     fn every_key_is_known_and_spaces_and_empty_entries_do_not_matter() {
-        let all = " focus:x,, openmetrics : /x/y:z.prom ,serve_cuda:1,slack:10,slack_before_wait:1000,";
+        let all =
+            " focus:x,, openmetrics : /x/y:z.prom ,serve_cuda:1,preset:lean,slack:10,slack_before_wait:1000,";
         let conf = read(all);
         assert_eq!(
             conf,
@@ -120,11 +126,12 @@ mod tests {
                 focus: Some("x".into()),
                 openmetrics: Some("/x/y:z.prom".into()),
                 serve_cuda: Some(true),
+                preset: Some(Preset::Lean),
                 slack: Some(10),
                 slack_before_wait: Some(1000),
             }
         );
-        assert_eq!(KEYS.len(), 5);
+        assert_eq!(KEYS.len(), 6);
         assert_eq!(read(""), Conf::default());
     }
 
@@ -139,9 +146,15 @@ mod tests {
 
     #[test]
     fn a_bad_value_is_named_and_an_earlier_good_one_stays() {
-        for entry in
-            ["focus:", "openmetrics: ", "serve_cuda:perhaps", "slack:much", "slack_before_wait:-1", "slack"]
-        {
+        for entry in [
+            "focus:",
+            "openmetrics: ",
+            "preset:fat",
+            "serve_cuda:perhaps",
+            "slack:much",
+            "slack_before_wait:-1",
+            "slack",
+        ] {
             let key = entry.split(':').next().unwrap_or_default();
             let (conf, faults) = Conf::parse(entry);
             assert_eq!(conf, Conf::default(), "{entry}");

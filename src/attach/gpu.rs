@@ -105,8 +105,9 @@ impl Gpus {
         };
         let driver = CudaDriver::new(device).map_err(|error| failed(&error))?;
         let total = driver.memory_info().map_err(|error| failed(&error))?.total;
-        let mut config = Config { device: device as u32, limit: self.limit(device, total), ..Config::gpu() };
         let conf = super::conf::Conf::of_this_process();
+        let preset = Config::of(conf.preset.unwrap_or_default());
+        let mut config = Config { device: device as u32, limit: self.limit(device, total), ..preset };
         let (slack, wait) = (conf.slack, conf.slack_before_wait);
         config.slack = slack.unwrap_or(config.slack);
         config.slack_moving = slack.unwrap_or(config.slack_moving);

@@ -40,16 +40,63 @@ pub struct Config {
     pub spared: u32,
     /// The largest single piece of physical memory, in bytes.
     pub largest_handle: u64,
+    /// A piece is at most this part of what is held: pieces move as a whole, and each costs calls.
+    pub pieces: u64,
+    /// Whether new memory comes in pieces of that size even where a request needs less: the next will.
+    pub ahead: bool,
     /// Bytes of addresses that one region of large segments spans; none for four times the device.
     pub region: Option<u64>,
 }
 
+/// What a heap on a GPU is to save.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Preset {
+    /// Time: what a job is served with unless it asks otherwise.
+    #[default]
+    Speed,
+    /// Memory.
+    Lean,
+}
+
+impl Preset {
+    pub const ALL: [(&'static str, Preset); 2] = [("speed", Preset::Speed), ("lean", Preset::Lean)];
+
+    pub fn name(self) -> &'static str {
+        Self::ALL[usize::from(self == Preset::Lean)].0
+    }
+}
+
+impl std::str::FromStr for Preset {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.iter().find(|(name, _)| *name == text);
+        found.map(|&(_, preset)| preset).ok_or_else(|| format!("'{text}' is neither speed nor lean"))
+    }
+}
+
 impl Config {
-    /// For the memory of a GPU: blocks of 512 bytes and more. A training job would rather reserve some tenths
-    /// more than wait: on an H200 the lean settings cost a job with growing layers a fifth of its steps per
-    /// second, and these nothing.
-    pub fn gpu() -> Self {
-        Config { slack: 100, slack_moving: 100, slack_kept: 100, slack_before_wait: 1000, ..Self::lean() }
+    /// For the memory of a GPU: blocks of 512 bytes and more. A training job would rather reserve some
+    /// hundredths more than wait: on an H200 the lean settings cost a job with growing layers a fifth of its
+    /// steps per second, and these nothing.
+    pub fn speed() -> Self {
+        Config {
+            slack: 50,
+            slack_moving: 50,
+            slack_kept: 50,
+            slack_before_wait: 1000,
+            pieces: 128,
+            ahead: true,
+            ..Self::lean()
+        }
+    }
+
+    /// The settings of a preset.
+    pub fn of(preset: Preset) -> Self {
+        match preset {
+            Preset::Speed => Self::speed(),
+            Preset::Lean => Self::lean(),
+        }
     }
 
     /// For as little reserved memory as can be, at the cost of driver calls and waits.
@@ -66,6 +113,8 @@ impl Config {
             slack_before_wait: 50,
             spared: 8,
             largest_handle: 32 << 20,
+            pieces: 512,
+            ahead: false,
             region: None,
         }
     }
@@ -87,7 +136,7 @@ impl Config {
 
 impl Default for Config {
     fn default() -> Self {
-        Self::gpu()
+        Self::speed()
     }
 }
 

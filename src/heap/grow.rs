@@ -140,6 +140,9 @@ impl<D: Driver> Heap<D> {
         let capturing = self.capturing();
         let after = self.space.physical + want;
         if capturing || after <= allowance.quiet {
+            let ahead = room.min(self.step());
+            let ample = self.config.ahead && !capturing && self.space.physical + ahead <= allowance.quiet;
+            let want = if ample { want.max(ahead) } else { want };
             let created = if self.is_scarce(want) { Err(Shortage::Memory) } else { self.create(want) };
             match created {
                 Err(Shortage::Memory) => {}
@@ -226,7 +229,7 @@ impl<D: Driver> Heap<D> {
 
     /// How large a piece may be: pieces move as a whole, so they stay small against what is held.
     fn step(&self) -> u64 {
-        let share = (self.space.physical / 512 / PAGE).max(1);
+        let share = (self.space.physical / self.config.pieces.max(1) / PAGE).max(1);
         ((1 << share.ilog2()) * PAGE).min(self.config.largest_handle).max(PAGE)
     }
 

@@ -50,7 +50,7 @@ use hashbrown::HashMap;
 pub use crate::driver::{Address, Stream};
 use crate::driver::{Driver, DriverError, Event, Handle};
 pub use address_space::AddressSpace;
-pub use config::{Config, Freed, HeapError, PoolId, Tag};
+pub use config::{Config, Freed, HeapError, PoolId, Preset, Tag};
 pub use occupancy::Occupancy;
 pub use pool::Filter;
 pub use snapshot::{BlockInfo, BlockState, Seen, SegmentInfo};
@@ -284,7 +284,8 @@ impl<D: Driver> Heap<D> {
 
     /// The statistics at this moment.
     pub fn stats(&self) -> Stats {
-        self.stats.snapshot()
+        let driver = self.driver.costs().map(|costs| costs.all()).unwrap_or_default();
+        Stats { driver, ..self.stats.snapshot() }
     }
 
     /// Bytes in blocks that are handed out: `allocated_bytes.all.current`, without the rest.

@@ -7,7 +7,7 @@
 use super::price::{Priced, Tally};
 use crate::driver::host::{BooksDriver, Options};
 use crate::driver::{Address, Stream};
-use crate::heap::{Config, Heap, HeapError, Tag};
+use crate::heap::{Config, Heap, HeapError, Preset, Tag};
 
 /// Streams of the device's own, one per block that another stream still works on.
 const WORKERS: u64 = 1 << 60;
@@ -46,15 +46,15 @@ pub struct StrandlineHeap {
 }
 
 impl StrandlineHeap {
-    /// A heap on a device with `memory` bytes.
+    /// A heap with the settings of a preset, on a device with `memory` bytes.
     ///
     /// # Errors
     /// If the heap does not accept the device.
-    pub fn new(memory: u64) -> Result<StrandlineHeap, HeapError> {
+    pub fn new(memory: u64, preset: Preset) -> Result<StrandlineHeap, HeapError> {
         let options = Options { memory, ..Options::default() };
         let driver = BooksDriver::new(options);
         let priced = Priced::new(driver.clone());
-        let heap = Heap::new(priced.clone(), Config::gpu())?;
+        let heap = Heap::new(priced.clone(), Config::of(preset))?;
         Ok(StrandlineHeap { heap, driver, priced, idle: Vec::new(), workers: 0 })
     }
 }

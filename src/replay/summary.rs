@@ -5,6 +5,7 @@
 
 use super::recording::{Form, Recording};
 use super::run::{DeviceOutcome, Outcome};
+use crate::heap::Preset;
 use crate::report::model::Finding;
 use crate::report::text::{self, Colour};
 use crate::report::units;
@@ -41,13 +42,14 @@ impl Sums<'_> {
 }
 
 /// The outcome as one JSON object.
-pub fn json(outcome: &Outcome, recording: &Recording, file: &str) -> Value {
+pub fn json(outcome: &Outcome, recording: &Recording, file: &str, preset: Preset) -> Value {
     let devices: Vec<Value> = outcome.devices.iter().map(|device| device_json(device, recording)).collect();
     let mut all = figures_json(&outcome.devices);
     let more = json!({
         "schema": SCHEMA,
         "file": file,
         "form": recording.form,
+        "preset": preset.name(),
         "events": recording.events(),
         "complete": outcome.devices.iter().all(|device| device.start.is_whole()),
         "notes": outcome.notes,
@@ -109,7 +111,7 @@ fn device_json(device: &DeviceOutcome, recording: &Recording) -> Value {
 }
 
 /// The outcome for people.
-pub fn text(outcome: &Outcome, recording: &Recording, file: &str, colour: Colour) -> String {
+pub fn text(outcome: &Outcome, recording: &Recording, file: &str, preset: Preset, colour: Colour) -> String {
     let mut out = String::new();
     let form = match recording.form {
         Form::Snapshot => "torch snapshot",
@@ -126,7 +128,7 @@ pub fn text(outcome: &Outcome, recording: &Recording, file: &str, colour: Colour
         duration(recording),
     );
     let _ = writeln!(out);
-    table(&mut out, outcome);
+    table(&mut out, outcome, preset);
     let _ = writeln!(out);
     if outcome.steps.count() > 0 {
         let epochs = match outcome.report.run.epochs {
@@ -165,13 +167,17 @@ fn without_holder(finding: &Finding) -> Finding {
     finding
 }
 
-fn table(out: &mut String, outcome: &Outcome) {
+fn table(out: &mut String, outcome: &Outcome, preset: Preset) {
     let sums = Sums(&outcome.devices);
     let mut row = |what: &str, recorded: &str, strandline: &str, remark: &str| {
         let line = format!("{what:<16}{recorded:>18}{strandline:>18}   {remark}");
         let _ = writeln!(out, "{}", line.trim_end());
     };
-    row("", "recorded", "strandline", "");
+    let other = match preset {
+        Preset::Lean => "a job is served so with STRANDLINE_CONF=preset:lean; else as --preset speed shows",
+        Preset::Speed => "as a job is served by default",
+    };
+    row("", "recorded", &format!("strandline, {}", preset.name()), other);
     let requested = mib(sums.of(|d| d.recorded.requested_peak));
     row("peak requested", &requested, &requested, "");
     let (recorded, own) = (sums.of(|d| d.recorded.active_peak), sums.of(|d| d.figures.active_peak));

@@ -7,6 +7,7 @@ use std::fs::File;
 use std::io::{BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use strandline::heap::Preset;
 use strandline::replay::recording::Recording;
 use strandline::replay::subject::StrandlineHeap;
 use strandline::replay::{file, run, summary, trace};
@@ -28,6 +29,9 @@ pub struct Replay {
     /// The device's memory, for example 80GiB: would the job fit?
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     limit: Option<u64>,
+    /// What the heap is to save: memory (lean) or, as in a job that does not ask otherwise, time (speed)
+    #[arg(long, value_name = "lean|speed", default_value = "lean", value_parser = str::parse::<Preset>)]
+    preset: Preset,
     /// Also write the recording as a strandline trace, which is much smaller
     #[arg(long, value_name = "TRACE")]
     save: Option<PathBuf>,
@@ -44,20 +48,20 @@ impl Replay {
         let bar =
             progress(recording.events() as u64, recording.events() > 1_000_000, "replaying", "{pos}/{len}");
         let memory = self.limit.unwrap_or(BOUNDLESS);
-        let heap = |_| StrandlineHeap::new(memory).map_err(|error| error.to_string());
+        let heap = |_| StrandlineHeap::new(memory, self.preset).map_err(|error| error.to_string());
         let outcome = run::replay(&recording, self.limit, heap, |done| bar.set_position(done));
         bar.finish_and_clear();
         let outcome = outcome.map_err(|why| format!("{name}: {why}"))?;
         let mut out = std::io::stdout().lock();
         let written = if self.json {
-            let object = summary::json(&outcome, &recording, &name);
+            let object = summary::json(&outcome, &recording, &name, self.preset);
             serde_json::to_writer_pretty(&mut out, &object)
                 .map_err(std::io::Error::from)
                 .and_then(|()| writeln!(out))
         } else {
             let colour = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
             let colour = if colour { Colour::Always } else { Colour::Never };
-            write!(out, "{}", summary::text(&outcome, &recording, &name, colour))
+            write!(out, "{}", summary::text(&outcome, &recording, &name, self.preset, colour))
         };
         match written {
             // Whoever reads has read enough.
