@@ -35,6 +35,9 @@ impl Colour {
 pub fn rate(finding: &Finding) -> String {
     match finding.class {
         Class::PerIteration => format!("+{}/step", units::bytes(finding.bytes_per_step)),
+        Class::PerEpoch if finding.per.ends_with("steps") => {
+            format!("+{} every {}", units::bytes(finding.bytes_per_epoch), finding.per)
+        }
         Class::PerEpoch => format!("+{}/epoch", units::bytes(finding.bytes_per_epoch)),
         Class::Sporadic => format!("+{}/step on average", units::bytes(finding.bytes_per_step)),
         Class::OneOff => format!("{} once", units::bytes(finding.live_bytes as f64)),
@@ -95,6 +98,23 @@ pub fn finding(finding: &Finding, colour: Colour) -> String {
         line(&mut out, "released by", &word);
     }
     line(&mut out, "fix", &finding.fix);
+    out
+}
+
+/// That a finding which was printed stands no longer.
+pub fn taken_back(finding: &Finding, because: &str, colour: Colour) -> String {
+    let mut out = String::new();
+    let _ = writeln!(
+        out,
+        "strandline: {}  {}, called at step {}: {because}",
+        colour.paint("TAKEN BACK", "1;32"),
+        finding.class.name(),
+        finding.called_at_step
+    );
+    line(&mut out, "allocated at", &place(&finding.stack, finding.allocated_at.as_ref()));
+    if let Some(holder) = &finding.held_by {
+        line(&mut out, "held by", &holder.path);
+    }
     out
 }
 
