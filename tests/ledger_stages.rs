@@ -3,7 +3,9 @@
 
 mod ledger_sim;
 use ledger_sim::*;
-use strandline::ledger::{Answer, Class, Use};
+use strandline::ledger::{Answer, Class, Phase, Use};
+use strandline::report::model::{Remark, Verdict};
+use strandline::report::{describe, text};
 
 const LEAK: u32 = 900;
 const ACT: u64 = 64 << 10;
@@ -113,4 +115,59 @@ fn records_of_a_growing_input_are_no_epochs() {
     }
     assert!(rises > 12, "{rises}");
     assert!(job.end(vec![]).iter().all(|open| open.class != Class::PerEpoch));
+}
+
+#[test]
+fn a_rhythm_without_epochs_counts_by_its_steps() {
+    let mut job = Job::new(1);
+    for step in 0..100 {
+        if step % 10 == 9 {
+            job.leak(LEAK, 4096);
+        }
+        job.train(ACT);
+    }
+    job.end(vec![]);
+    let finding = &job.report().findings[0];
+    assert_eq!((finding.class, finding.per.as_str()), (Class::PerEpoch, "10 steps"));
+    assert_eq!(text::rate(finding), "+4.0 KiB every 10 steps");
+}
+
+#[test]
+fn what_is_taken_back_is_said_with_the_reason() {
+    let mut job = two_stages(true, Use::Read);
+    let gone = job.judge.take_withdrawn();
+    let finding = describe::finding(&job.judge, &gone[0], &Lines, &job.clock);
+    let said = text::taken_back(&finding, gone[0].withdrawn.as_deref().unwrap(), text::Colour::Never);
+    assert!(said.starts_with("strandline: TAKEN BACK  per-iteration, called at step 24: grew to"), "{said}");
+}
+
+#[test]
+fn nothing_is_clean_where_a_graph_grows() {
+    let mut job = Job::new(1);
+    (0..60).for_each(|_| job.train(ACT));
+    job.end(vec![]);
+    assert_eq!(job.report().verdict, Verdict::Clean);
+    let remark = Remark {
+        kind: "growing-graph".into(),
+        what: "total carries an autograd graph".into(),
+        ..Remark::default()
+    };
+    let report = job.report().with_remarks(vec![remark]);
+    assert_eq!(report.verdict, Verdict::Undecided);
+    assert!(report.reason.starts_with("no tensor accumulated in 60 steps, but total"), "{}", report.reason);
+}
+
+#[test]
+fn layers_unfrozen_in_quick_succession_are_no_growing_input() {
+    let mut job = Job::new(1);
+    for step in 0..160u64 {
+        // Backward and optimizer need more every eight steps, forward needs the same.
+        job.clock.enter(Phase::Backward);
+        let more: Vec<Block> =
+            (0..8).map(|at| job.alloc(BACKWARD + 50 + at, 4096 * (1 + step / 8))).collect();
+        more.into_iter().for_each(|block| job.free(block));
+        job.train(512);
+    }
+    job.end(vec![]);
+    assert!(job.report().not_leaks.iter().all(|note| note.kind != "growing-input"));
 }

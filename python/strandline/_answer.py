@@ -6,12 +6,11 @@ Invariant: the answer is plain JSON; nothing of the user's is kept.
 
 import ast
 import os
-import re
 import sys
 from collections import deque
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
-from . import _fixes, _limits, _use
+from . import _fixes, _growth, _limits, _use
 from ._code import Files, text
 from ._holders import Climb, isinstance_plain
 from ._path import _LRU, _TENSOR_HOOKS, Path, Step, type_name
@@ -95,9 +94,9 @@ def compose(evidence: Evidence, climb: Climb, roots: Roots, files: Files) -> Dic
 class _Composer:
     def __init__(self, evidence: Evidence, climb: Climb, roots: Roots, files: Files) -> None:
         self.evidence, self.climb, self.roots, self.files = evidence, climb, roots, files
-        self.group = _largest(evidence.paths)
+        self.group = _growth.largest(evidence.paths)
         self.path = self.group[0][1]
-        self.growth = _growth(self.group)
+        self.growth = _growth.growth(self.group)
         stack = [
             (str(frame.get("file", "")), str(frame.get("function", "")), int(frame.get("line", 0)))
             for frame in evidence.candidate.get("stack", [])
@@ -187,7 +186,11 @@ class _Composer:
         path = self.path
         steps = path.around or path.steps
         last = (
-            len(steps) if path.around else self.growth + 1 if self.growth is not None else _common(self.group)
+            len(steps)
+            if path.around
+            else self.growth + 1
+            if self.growth is not None
+            else _growth.common(self.group)
         )
         named: List[Tuple[int, Step]] = []
         for position, step in enumerate(steps[:last]):
@@ -546,67 +549,6 @@ def _attribute_holder(owner: Any, name: str, keys: Tuple[str, ...]) -> Holder:
         classes=tuple(base.__name__ for base in kind.__mro__ if base is not object),
         keys=keys,
     )
-
-
-def _largest(paths: List[Tuple[int, Path]]) -> List[Tuple[int, Path]]:
-    """The paths that share a beginning with most others; of equals those with the oldest block."""
-    groups: Dict[Any, List[Tuple[int, Path]]] = {}
-    for born, path in paths:
-        name = next((step.name for step in path.steps if step.kind == "name"), "")
-        name = re.sub(r"\d+", "#", name)  # names that are made up: globals()[f"batch_{i}"]
-        groups.setdefault((path.root, path.prefix if path.root != "cycle" else "", name), []).append(
-            (born, path)
-        )
-    return max(groups.values(), key=len)
-
-
-def _growth(group: List[Tuple[int, Path]]) -> Optional[int]:
-    """The outermost container in which blocks of different steps lie at different places."""
-    if group[0][1].around:
-        return None
-    births = len({born for born, _ in group})
-    best: Optional[int] = None
-    most = 1
-    for position in range(min(len(path.steps) for _, path in group)):
-        kind = group[0][1].steps[position].kind
-        different = len({tuple(path.keys()[: position + 1]) for _, path in group})
-        if different > most and births > 1:
-            if kind != "index":
-                if different >= births:
-                    same = len({id(path.steps[position].parent) for _, path in group}) == 1
-                    if same and births >= 3 and kind in ("attribute", "name"):
-                        best = position  # an attribute more each time
-                    break
-                continue
-            best, most = position, different
-            if different >= births:
-                break
-    if (best is None and births == 1) or len(group) == 1:
-        return _widest(group[0][1]) if len(group) == 1 else None
-    return best
-
-
-def _widest(path: Path) -> Optional[int]:
-    """Of a single path: the outermost container with more than a few entries."""
-    for position, step in enumerate(path.steps):
-        if step.name == "lru_cache":
-            return position
-        length = _limits._length(step.parent)
-        if step.kind == "index" and length is not None and length > 4:
-            return position
-    return None
-
-
-def _common(group: List[Tuple[int, Path]]) -> int:
-    """The number of steps that all paths share."""
-    if len(group) == 1:
-        return len(group[0][1].steps)
-    count = 0
-    for position in range(min(len(path.steps) for _, path in group)):
-        if len({path.steps[position].text for _, path in group}) > 1:
-            break
-        count = position + 1
-    return count
 
 
 def _circle(path: Path) -> str:

@@ -122,9 +122,10 @@ def larger_only(store: Store, holder: Holder, finder: Finder) -> Optional[Bound]
     if not isinstance(node, (ast.Assign, ast.AnnAssign)) and store.how != "add":
         return None
     value = getattr(node, "value", None)
-    if value is None or any(match(part) for part in ast.walk(value) if part is not node):
-        if store.how != "add":
-            return None  # x = cat((x, new)) grows by what is added
+    if store.how != "add" and (
+        value is None or any(match(part) for part in ast.walk(value) if part is not node)
+    ):
+        return None  # x = cat((x, new)) grows by what is added
     function = getattr(store.statement.function, "name", "")
     for place in dict.fromkeys([store.file.name, *finder.user_files]):
         for statement in finder.files.get(place).statements:

@@ -63,11 +63,13 @@ pub fn finding(finding: &Finding, colour: Colour) -> String {
     }
     let _ =
         writeln!(out, "strandline: {}{class}  {}  ({because})", colour.paint(word, "1;31"), rate(finding));
-    let size = format!(
-        "({}, {})",
-        units::plural(finding.live_blocks, "live block"),
-        units::bytes(finding.live_bytes as f64)
-    );
+    // Nothing of it may be alive any more: the stage that kept it is over.
+    let size = if finding.live_blocks == 0 {
+        String::new()
+    } else {
+        let blocks = units::plural(finding.live_blocks, "live block");
+        format!("({blocks}, {})", units::bytes(finding.live_bytes as f64))
+    };
     let place = place(&finding.stack, finding.allocated_at.as_ref());
     if finding.class == Class::Fragmentation {
         line(&mut out, "pushed by", &place);
