@@ -583,12 +583,23 @@ def _profiling() -> bool:
         return False
 
 
+def _allowed() -> float:
+    """The memory that a container of this machine may use, where it is limited."""
+    for place in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            with open(place) as file:
+                return float(file.read())
+        except (OSError, ValueError):
+            continue
+    return float("inf")
+
+
 def _memory(device: int) -> float:
     try:
         if device >= 0:
             import torch
 
             return float(torch.cuda.get_device_properties(device).total_memory)
-        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        return min(float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")), _allowed())
     except Exception:
         return float("inf")

@@ -248,6 +248,7 @@ def added_groups() -> str:
 
 
 _ON_HOST = (
+    (", bound it, or keep them on the CPU", ", or bound it"),
     (", or keep it on the CPU", ""),
     (", or keep them on the CPU", ""),
     (", or store a number or a CPU copy", ", or store a number"),

@@ -44,8 +44,8 @@ pub(super) struct Boundary<'a> {
     pub mature: u64,
     pub active: u32,
     pub trending: u32,
-    /// Of these the sites whose newest birth was in neither backward nor optimizer.
-    pub larger: u32,
+    /// So do many of the sites whose newest birth was in neither backward nor optimizer.
+    pub larger: bool,
     pub flow: Flow,
 }
 
@@ -92,8 +92,8 @@ pub struct DeviceBooks {
     /// The share of active sites whose bytes per step keep rising, smoothed, and their number now.
     pub trending_share: f32,
     pub trending: u32,
-    /// Of these the sites of neither backward nor optimizer: what an input makes larger shows there first.
-    pub larger: u32,
+    /// Many sites of neither backward nor optimizer are among them: what an input makes larger shows there first.
+    pub larger: bool,
     most_reserved: u64,
     credits: Vec<(u32, u64)>,
 }

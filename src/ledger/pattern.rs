@@ -511,7 +511,7 @@ fn regrow(site: &Site, view: &View) -> Option<Pattern> {
 /// Most of what the program allocates per step keeps growing: longer sequences, larger images. Where only backward
 /// and optimizer need more, layers were unfrozen.
 pub fn grows_with_input(books: &DeviceBooks) -> bool {
-    books.larger > 0 && books.trending > 3 && books.trending_share > 0.2
+    books.larger && books.trending > 3 && books.trending_share > 0.2
 }
 
 /// Whether a site that once accumulated still does.
