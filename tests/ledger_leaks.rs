@@ -304,7 +304,10 @@ fn the_teardown_withdraws_nothing() {
 #[test]
 fn two_lists_in_neighbouring_lines_are_one_finding() {
     let mut job = Job::new(1);
-    job.python = Some(Box::new(|stack| held(if stack == LEAK { "m.preds" } else { "m.target" }, stack)));
+    job.python = Some(Box::new(|stack| Answer {
+        owner: Some("m".into()),
+        ..held(if stack == LEAK { "m.preds" } else { "m.target" }, stack)
+    }));
     for _ in 0..60 {
         job.leak(LEAK, 4096);
         job.leak(LEAK + 1, 512);

@@ -10,16 +10,19 @@ import sys
 from collections import deque
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
-from . import _fixes, _limits
+from . import _fixes, _growth, _limits, _use
 from ._code import Files, text
 from ._holders import Climb, isinstance_plain
-from ._path import _LRU, Path, Step, type_name
+from ._path import _LRU, _TENSOR_HOOKS, Path, Step, type_name
 from ._roles import module_path
 from ._roots import Roots, is_user_file
 from ._source import HOOKS, Finder, Holder, Store, context_line, decorator_line
 from ._special import special
 
 _SUSPENDED = (" > generator ", " > coroutine ", " > async_generator ")
+_SENSIBLE = 30 * 86_400.0  # seconds in which a bound is reached, or it is none
+_SHARE = 0.5  # of a device's memory that a full container may take
+_REASONS = {"emptied": "emptied", "made late": "in-use", "made anew only": "largest-input"}
 _TRUST = 3  # times that "it is emptied elsewhere" is believed of a container that went on growing
 
 
@@ -32,6 +35,7 @@ class Evidence(NamedTuple):
     current: Set[int]
     complete: bool
     modules: List[Any]  # every module of the program
+    pace: float = 0.0  # seconds a step
 
 
 class Kept(NamedTuple):
@@ -81,15 +85,18 @@ def compose(evidence: Evidence, climb: Climb, roots: Roots, files: Files) -> Dic
         answer["fix"] = "stop the profiler, or give it a schedule" if _profiling() else _fixes.outside()
         answer["group"] = path + ": " + str(evidence.candidate.get("allocated_at"))
         return answer
-    return _Composer(evidence, climb, roots, files).answer()
+    answer = _Composer(evidence, climb, roots, files).answer()
+    if int(evidence.candidate.get("device", -1)) < 0:
+        answer["fix"] = _fixes.on_host(answer["fix"])
+    return answer
 
 
 class _Composer:
     def __init__(self, evidence: Evidence, climb: Climb, roots: Roots, files: Files) -> None:
         self.evidence, self.climb, self.roots, self.files = evidence, climb, roots, files
-        self.group = _largest(evidence.paths)
+        self.group = _growth.largest(evidence.paths)
         self.path = self.group[0][1]
-        self.growth = _growth(self.group)
+        self.growth = _growth.growth(self.group)
         stack = [
             (str(frame.get("file", "")), str(frame.get("function", "")), int(frame.get("line", 0)))
             for frame in evidence.candidate.get("stack", [])
@@ -110,7 +117,8 @@ class _Composer:
                 answer["group"] = f"{file.name}:{line}"
             return answer
         kept = self._kept()
-        bound = self._bound(kept, container)
+        shape = self.evidence.candidate.get("shape", "")
+        bound = self._bound(kept, self._within() if shape == "burst" else container)
         answer = unknown()
         answer["held_by"] = {"path": path.text() + self._about(container), "kind": self._kind(container)}
         answer["kept_at"] = {"file": kept.file, "line": kept.line, "code": kept.code} if kept else None
@@ -125,16 +133,52 @@ class _Composer:
         answer["group"] = (
             _circle(path) if path.around else f"{kept.file}:{kept.line}" if kept else self._stem()
         )
+        if kept is not None and kept.store is not None and kept.holder is not None:
+            bound = self._by_use(answer, kept, kept.store, kept.holder, shape) or bound
         if bound is not None:
             if bound.length is not None and bound.capacity is not None:
                 answer["bounded"] = {"length": bound.length, "capacity": bound.capacity}
             if self._fits(bound) and (not path.through_graph or self._nearly_full(bound)):
                 answer["not_a_leak"] = bound.reason + self._when_full(bound)
-                answer["reason"] = "emptied" if bound.reason.startswith("emptied") else "bounded"
+                answer["reason"] = next(
+                    (reason for words, reason in _REASONS.items() if bound.reason.startswith(words)),
+                    "bounded",
+                )
             elif path.through_graph and bound.capacity is not None and container is not None:
                 answer["fix"] = _fixes.graph_bounded(self._holder_text(kept), bound.capacity)
                 answer["held_by"]["path"] += f"; at most {bound.capacity:,}{self._when_full(bound)}"
+            elif bound.capacity is not None:
+                full = self._when_full(bound)
+                answer["fix"] = _fixes.far_bound(self._holder_text(kept), bound.capacity, full)
+                answer["held_by"]["path"] += f"; at most {bound.capacity:,}{full}"
         return answer
+
+    def _by_use(
+        self, answer: Dict[str, Any], kept: Kept, store: Store, holder: Holder, shape: str
+    ) -> Optional[_limits.Bound]:
+        """Notes what the program does with what is kept, and excuses what that excuses."""
+        path = self.path
+        if path.root not in ("global", "local", "class") or kept.library:
+            return None
+        if any(step.name == "__traceback__" for step in path.steps):
+            return None
+        used = _use.use(self.finder, holder, store)
+        answer["used"] = used.how
+        answer["owner"] = _use.together(self.finder, holder, store) or None
+        if shape == "burst" and used.how == _use.AGAIN and used.where is not None and used.file is not None:
+            where = f"{os.path.basename(used.file.name)}:{used.where.line}"
+            return _limits.Bound(f"made late and in use since: {holder.name} is read at {where}", None, None)
+        if shape == "regrow":
+            return _limits.larger_only(store, holder, self.finder)
+        return None
+
+    def _within(self) -> Any:
+        """The container that a single block lies in."""
+        kinds = (list, dict, set, deque)
+        for step in self.path.steps:
+            if step.kind == "index" and any(isinstance_plain(step.parent, kind) for kind in kinds):
+                return step.parent
+        return None
 
     # the line
     def _named(self) -> List[Tuple[int, Step]]:
@@ -142,7 +186,11 @@ class _Composer:
         path = self.path
         steps = path.around or path.steps
         last = (
-            len(steps) if path.around else self.growth + 1 if self.growth is not None else _common(self.group)
+            len(steps)
+            if path.around
+            else self.growth + 1
+            if self.growth is not None
+            else _growth.common(self.group)
         )
         named: List[Tuple[int, Step]] = []
         for position, step in enumerate(steps[:last]):
@@ -165,6 +213,9 @@ class _Composer:
         library: Optional[Store] = None
         fallback: Optional[Kept] = None
         for position, step in self._named():
+            if step.name == "state" and id(step.parent) in self.evidence.current:
+                # The state of an optimizer that steps grows with its groups.
+                step = Step("attribute", ".param_groups", step.parent, step.value, name="param_groups")
             if step.name == "lru_cache":
                 found = decorator_line(self.files, step.parent)
                 if found is not None:
@@ -313,11 +364,15 @@ class _Composer:
         return f" ({_fixes.size(live / bound.length * bound.capacity)} when full)"
 
     def _fits(self, bound: _limits.Bound) -> bool:
-        """Whether the container would still fit the device when full."""
+        """Whether the container will be full in a sensible time and then still fit the device, with room for others."""
         if bound.length is None or bound.capacity is None or not bound.length:
             return True
         live = int(self.evidence.candidate.get("live_bytes", 0))
-        return live / bound.length * bound.capacity < _memory(int(self.evidence.candidate.get("device", -1)))
+        full = live / bound.length * bound.capacity
+        per_step = float(self.evidence.candidate.get("bytes_per_step", 0.0))
+        if per_step > 0 and (full - live) / per_step * self.evidence.pace > _SENSIBLE:
+            return False
+        return full < _SHARE * _memory(int(self.evidence.candidate.get("device", -1)))
 
     # words
     def _about(self, container: Any) -> str:
@@ -376,6 +431,10 @@ class _Composer:
         around = path.around
         if kept and kept.step is not None and hasattr(type(kept.step.parent), "_forward_cls"):
             return _fixes.context(kept.step.name)
+        if path.root == "cycle" and any(
+            step.name in _TENSOR_HOOKS and hasattr(step.parent, "grad_fn") for step in around
+        ):
+            return _fixes.own_hook(next((step.name for step in reversed(around) if step.name), "itself"))
         if path.root == "cycle":
             return _fixes.cycle(
                 f"{type_name(around[0].parent)}{around[0].text}"
@@ -384,6 +443,10 @@ class _Composer:
                 self.evidence.collecting,
             )
         steps = path.steps
+        if any(_is_a(step.parent, "Optimizer") for step in steps) and (
+            kept is not None and kept.step is not None and kept.step.name == "param_groups"
+        ):
+            return _fixes.added_groups()
         if container is not None and type(container) is _LRU:
             return _fixes.cache(
                 getattr(container, "__name__", "the function"), container.cache_info().maxsize
@@ -391,6 +454,10 @@ class _Composer:
         if any(step.name == "__traceback__" for step in steps):
             return _fixes.traceback(node, name)
         below = steps[self.growth + 1 :] if self.growth is not None else []
+        if any(type(step.parent).__module__ in ("queue", "_queue") for step in steps):
+            return _fixes.queue(next((s.name for s in steps if s.kind in ("name", "attribute")), "it"))
+        if kept and kept.library and _is_a(container, "Module"):  # a ParameterList, a ModuleList
+            return _fixes.container(name, "list", _fixes.stored_value(node))
         if kept and kept.library and kept.store is not None:
             return _fixes.library_call(kept.code, kept.library)
         if kept and kept.step is not None and kept.step.name in HOOKS:
@@ -424,6 +491,10 @@ class _Composer:
             return _fixes.view(name, small, large)
         if container is not None and kept and kept.step is not None and _is_a(kept.step.parent, "Dataset"):
             return _fixes.dataset(name)
+        if self.growth is not None and steps[self.growth].kind != "index" and not steps[self.growth].weak:
+            return _fixes.attributes(
+                "globals()" if self.growth == 0 else self._stem().split(": ")[-1].replace("global ", "")
+            )
         if container is not None:
             return _fixes.container(
                 name, "dict" if isinstance_plain(container, dict) else "list", _fixes.stored_value(node)
@@ -480,63 +551,6 @@ def _attribute_holder(owner: Any, name: str, keys: Tuple[str, ...]) -> Holder:
     )
 
 
-def _largest(paths: List[Tuple[int, Path]]) -> List[Tuple[int, Path]]:
-    """The paths that share a beginning with most others; of equals those with the oldest block."""
-    groups: Dict[Any, List[Tuple[int, Path]]] = {}
-    for born, path in paths:
-        name = next((step.name for step in path.steps if step.kind == "name"), "")
-        groups.setdefault((path.root, path.prefix if path.root != "cycle" else "", name), []).append(
-            (born, path)
-        )
-    return max(groups.values(), key=len)
-
-
-def _growth(group: List[Tuple[int, Path]]) -> Optional[int]:
-    """The outermost container in which blocks of different steps lie at different places."""
-    if group[0][1].around:
-        return None
-    births = len({born for born, _ in group})
-    best: Optional[int] = None
-    most = 1
-    for position in range(min(len(path.steps) for _, path in group)):
-        kind = group[0][1].steps[position].kind
-        different = len({tuple(path.keys()[: position + 1]) for _, path in group})
-        if different > most and births > 1:
-            if kind != "index":
-                if different >= births:
-                    break
-                continue
-            best, most = position, different
-            if different >= births:
-                break
-    if (best is None and births == 1) or len(group) == 1:
-        return _widest(group[0][1]) if len(group) == 1 else None
-    return best
-
-
-def _widest(path: Path) -> Optional[int]:
-    """Of a single path: the outermost container with more than a few entries."""
-    for position, step in enumerate(path.steps):
-        if step.name == "lru_cache":
-            return position
-        length = _limits._length(step.parent)
-        if step.kind == "index" and length is not None and length > 4:
-            return position
-    return None
-
-
-def _common(group: List[Tuple[int, Path]]) -> int:
-    """The number of steps that all paths share."""
-    if len(group) == 1:
-        return len(group[0][1].steps)
-    count = 0
-    for position in range(min(len(path.steps) for _, path in group)):
-        if len({path.steps[position].text for _, path in group}) > 1:
-            break
-        count = position + 1
-    return count
-
-
 def _circle(path: Path) -> str:
     """A name for a cycle that is the same wherever on it one begins."""
     return "cycle " + " ".join(sorted(f"{type_name(step.parent)}{step.text}" for step in path.around))
@@ -565,12 +579,23 @@ def _profiling() -> bool:
         return False
 
 
+def _allowed() -> float:
+    """The memory that a container of this machine may use, where it is limited."""
+    for place in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            with open(place) as file:
+                return float(file.read())
+        except (OSError, ValueError):
+            continue
+    return float("inf")
+
+
 def _memory(device: int) -> float:
     try:
         if device >= 0:
             import torch
 
             return float(torch.cuda.get_device_properties(device).total_memory)
-        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        return min(float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")), _allowed())
     except Exception:
         return float("inf")

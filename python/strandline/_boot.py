@@ -77,13 +77,14 @@ def _look_now_and_then(clock: Clock) -> None:
 
     def look(step: int) -> int:
         try:
-            if step in _graphs.LOOKS:
+            if step in _graphs.LOOKS or graphs.doubtful:
                 graphs.look(step)
             pinned.look(_workers.pinned_bytes())
         except Exception:
             _trouble.said("a look at graphs and pinned memory")
         ahead = [at for at in _graphs.LOOKS if at > step]
-        return min([step + max(_EVERY, step // 8), *ahead])
+        soon = _graphs.SOON if graphs.doubtful else max(_EVERY, step // 8)
+        return min([step + soon, *ahead])
 
     clock.look, clock.next_look = look, _graphs.LOOKS[0]
 

@@ -21,6 +21,13 @@ _EAGER = {
 }  # … when nothing leads and no optimizer exists
 
 
+_HOPEFUL = {
+    MODULE: _PATIENCE,
+    GRAPH: _PATIENCE,
+    BACKWARDS: 10,
+}  # … when an optimizer exists that does not step
+
+
 class Leader:
     """Chooses one key among several that tick: an iteration ends each time the leader ticks."""
 
@@ -33,8 +40,8 @@ class Leader:
         self.hopeful = False  # an optimizer exists: wait longer before believing something weaker
         self._rivals: Dict[Any, int] = {}
 
-    def leads(self, rank: int, key: Any) -> bool:
-        """Whether this tick of `key` ends an iteration."""
+    def leads(self, rank: int, key: Any, fresh: bool = False) -> bool:
+        """Whether this tick of `key` ends an iteration. `fresh`: what ticks did not exist when the leader last did."""
         if key == self.key and rank == self.rank:
             if self._rivals:
                 most = max(self._rivals.values())
@@ -47,9 +54,9 @@ class Leader:
                 return False
             needed = self.patience
         elif rank > self.rank:
-            needed = _EAGER[rank] if rank >= STEPPER or not self.hopeful else _PATIENCE
+            needed = _EAGER[rank] if rank >= STEPPER or not self.hopeful else _HOPEFUL[rank]
         else:
-            needed = 2
+            needed = 1 if fresh and rank == STEPPER else 2
         count = self._rivals.get(key, 0) + 1
         if count < needed:
             if len(self._rivals) > 1000:  # keys that never come back (a new graph for each input)
@@ -115,10 +122,11 @@ class Clock:
             self.parameters[key] = None
         self._phase(OPTIMIZER)
 
-    def optimizer_ends(self, key: int) -> None:
+    def optimizer_ends(self, key: int, made: int = -1) -> None:
+        """`made`: the step in which the optimizer was made, if that is known."""
         if self.asleep:
             return
-        if self.leader.leads(STEPPER, key):
+        if self.leader.leads(STEPPER, key, fresh=made >= self.steps > 0):
             self.step()
         self._phase(FORWARD)
 

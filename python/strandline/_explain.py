@@ -10,19 +10,20 @@ import os
 import sys
 import time
 import types
-from typing import Any, Dict, List, NamedTuple, Set, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Set, Tuple
 
 from . import _autograd, _hooks, _trouble
 from ._answer import Evidence, compose, unknown
 from ._code import Files
 from ._holders import Chain, Climb, Ours
 from ._index import Index
-from ._path import Path, write
+from ._path import Path, Step, write
 from ._roles import in_use, roles
 from ._roots import Roots
 from ._tensors import Blocks, Found, classes, find
 
 SECONDS = 2.0  # of this thread's own computing: what else the machine is busy with changes no answer
+_ENTRIES = 1_000_000  # of an array that is looked through
 _PICKED = 6  # blocks of a candidate whose holders are sought
 
 
@@ -37,6 +38,8 @@ class Explainer:
 
     def __init__(self, library: Any, clock: Any = None) -> None:
         self._library = library
+        self._clock = clock
+        self._began = time.perf_counter()
         self._busy = False
         self.seconds = 0.0
 
@@ -48,7 +51,9 @@ class Explainer:
         try:
             candidates = self._library.candidates()
             if candidates:
-                answers = self._search(candidates)
+                steps = getattr(self._clock, "steps", 0)
+                pace = (began - self._began) / steps if steps else 0.0
+                answers = self._search(candidates, pace=pace)
                 spent = time.perf_counter() - began
                 for candidate in candidates:
                     answer = answers.get(candidate["id"]) or unknown()
@@ -61,7 +66,9 @@ class Explainer:
             self.seconds += time.perf_counter() - began
 
     @staticmethod
-    def _search(candidates: List[Dict[str, Any]], seconds: float = SECONDS) -> Dict[int, Dict[str, Any]]:
+    def _search(
+        candidates: List[Dict[str, Any]], seconds: float = SECONDS, pace: float = 0.0
+    ) -> Dict[int, Dict[str, Any]]:
         collecting = gc.isenabled()
         gc.disable()
         search = None
@@ -70,7 +77,7 @@ class Explainer:
             deadline = time.thread_time() + seconds
             objects = gc.get_objects()
             _announce(len(candidates), len(objects))
-            search = Search(candidates, current, collecting, objects, deadline)
+            search = Search(candidates, current, collecting, objects, deadline, pace)
             del objects
             return search.answers()
         except Exception:
@@ -116,11 +123,13 @@ class Search:
         collecting: bool,
         objects: List[Any],
         deadline: float,
+        pace: float = 0.0,
     ) -> None:
         self._candidates = candidates
         self._current = current
         self._collecting = collecting
         self._deadline = deadline
+        self._pace = pace  # seconds a step
         self._ended = True  # not for lack of time
         self._ours = Ours()
         self._roots = Roots()
@@ -182,6 +191,7 @@ class Search:
                 current=self._current,
                 complete=self._climb.complete and self._ended,
                 modules=found.modules,
+                pace=self._pace,
             )
             try:
                 result[candidate["id"]] = compose(evidence, self._climb, self._roots, self._files)
@@ -326,6 +336,7 @@ class Search:
         import numpy
 
         array_type = numpy.ndarray
+        self._by_object_arrays(missing, self._objects, array_type)
         found_arrays: Dict[int, Tuple[Any, Any]] = {}
         self._ours.add(tensors)
         for holder in self._objects:
@@ -348,6 +359,46 @@ class Search:
                 self._paths[address] = write(chain, self._roots)
                 self._paths[address].tail = ("its memory",)
                 del missing[address]
+
+    def _by_object_arrays(self, missing: Dict[int, Block], objects: List[Any], array_type: Any) -> None:
+        """Arrays of Python objects hold them, and the collector does not see that either."""
+        heads = {
+            id(self._dangling[address].links[0]): address for address in missing if address in self._dangling
+        }
+        looked: Set[int] = set()
+
+        def arrays() -> Iterator[Tuple[Any, Any]]:
+            for value in self._roots.values():
+                if type(value) is array_type:
+                    yield None, value
+            for holder in objects:
+                if gc.is_tracked(holder) and not self._ours(holder):
+                    for thing in gc.get_referents(holder):
+                        if type(thing) is array_type:
+                            yield holder, thing
+
+        for holder, array in arrays():
+            if not array.dtype.hasobject or array.dtype.names or id(array) in looked or array.size > _ENTRIES:
+                continue
+            looked.add(id(array))
+            flat = array.ravel()
+            met = [(at, heads[id(item)]) for at, item in enumerate(flat.tolist()) if id(item) in heads]
+            if not met:
+                continue
+            if holder is None:
+                (chain,) = self._climb.chains([array])
+            else:
+                (chain,) = self._climb.chains([holder])
+                chain.links.append(array)
+            if _rank(chain)[0] >= 3:
+                continue
+            for at, address in met:
+                if address in missing:
+                    path, inner = write(chain, self._roots), write(self._dangling[address], self._roots)
+                    index = Step("index", f"[{at}]", array, self._dangling[address].links[0], name=str(at))
+                    path.steps += [index, *inner.steps]
+                    self._paths[address] = path
+                    del missing[address]
 
 
 def _rank(chain: Chain) -> Tuple[int, int]:

@@ -205,6 +205,71 @@ def graph_bounded(name: str, capacity: int) -> str:
     )
 
 
+def far_bound(name: str, capacity: int, full: str) -> str:
+    return (
+        f"{name} has a bound, {capacity:,} entries{full}, that it will not reach in any sensible time or that does not "
+        "fit the memory: give it one that does, or clear it"
+    )
+
+
+def attributes(name: str) -> str:
+    return (
+        f"{name} gets a new attribute each time and loses none; keep one name and overwrite it, or delete the old "
+        "ones (delattr) when they have been used"
+    )
+
+
+def queue(name: str) -> str:
+    return (
+        f"more is put into {name} than is taken out; give it a bound (queue.Queue(maxsize=…)), so that the producer "
+        "waits, or take faster"
+    )
+
+
+def own_hook(name: str) -> str:
+    return (
+        f"the hook refers to the tensor that it is registered on ({name}), a reference cycle: use the gradient that "
+        "the hook is given, or capture a weakref or a detached tensor instead"
+    )
+
+
+def callback(call: str) -> str:
+    return (
+        f"{call} keeps every function that it is given, and what that captures, until the end; register it once, or "
+        "capture a number, an id or a weak reference instead of the tensor"
+    )
+
+
+def added_groups() -> str:
+    return (
+        "add_param_group is called again and again, and the optimizer keeps the parameters of every group and their "
+        "state; remove the old groups (optimizer.param_groups, optimizer.state), or make a new optimizer"
+    )
+
+
+_ON_HOST = (
+    (", bound it, or keep them on the CPU", ", or bound it"),
+    (", or keep it on the CPU", ""),
+    (", or keep them on the CPU", ""),
+    (", or store a number or a CPU copy", ", or store a number"),
+    (", or store a CPU copy", ""),
+    (".detach().cpu()", ".detach()"),
+    (
+        "move the parts to the CPU as they come, or reset",
+        "collect the parts in a list that is emptied, or reset",
+    ),
+    ("detached CPU tensors", "detached tensors"),
+    ("keep a state_dict on the CPU or delete them", "delete them when done"),
+)
+
+
+def on_host(fix: str) -> str:
+    """The fix for memory of the host, which is no smaller for a copy on the CPU."""
+    for words, instead in _ON_HOST:
+        fix = fix.replace(words, instead)
+    return fix
+
+
 def unfinished() -> str:
     return "the search for what holds it ran out of time; look where the line that allocates it hands it on"
 

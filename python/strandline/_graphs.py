@@ -1,7 +1,7 @@
 """Notices graphs that grow with the steps: a sum of losses after backward() keeps host memory and hardly a tensor.
 
 Must not know: candidates, blocks, who allocates.
-Invariant: looks a few times in a run (at the steps of `LOOKS`), at the tensors that the user's globals and running
+Invariant: looks a few times in a run (at the steps of `LOOKS`, and again soon after where a graph grew), at the tensors that the user's globals and running
 functions name, and at those that their objects name; holds nothing afterwards; bounded by a deadline.
 """
 
@@ -14,7 +14,9 @@ from . import _autograd
 from ._roots import is_ours, is_user_file, locals_of
 
 LOOKS = (30, 60, 120, 1000, 2000)
+SOON = 4  # steps until a growing graph is looked at again
 _SECONDS = 0.2
+_CONFIRMED = 2  # times that a growing graph must have gone on growing
 _NODES = 20_000
 
 
@@ -25,10 +27,12 @@ class Graphs:
         self._library = library
         self._seen: Dict[str, Tuple[int, int]] = {}  # name -> (step, nodes)
         self._said: Dict[str, None] = {}
+        self.doubtful = 0  # looks, each a few steps after the one before, that confirm: stairs do not go on
 
     def look(self, step: int) -> None:
         if "torch" not in sys.modules:
             return
+        confirmed, self.doubtful = self.doubtful, 0
         before, self._seen = self._seen, {}
         deadline = time.thread_time() + _SECONDS
         for name, tensor in _named():
@@ -40,6 +44,9 @@ class Graphs:
             if name in self._said or then is None:
                 continue
             if nodes < _NODES and nodes - then[1] >= 0.9 * (step - then[0]):
+                if confirmed < _CONFIRMED:
+                    self.doubtful = confirmed + 1
+                    continue
                 self._said[name] = None
                 self._library.remark(
                     {

@@ -92,7 +92,7 @@ def _optimizer(clock: Clock) -> None:
             return
         try:
             if not _capturing:
-                clock.optimizer_ends(_key(optimizer))
+                clock.optimizer_ends(_key(optimizer), _made.get(id(optimizer), -1))
             elif _capturing[-1] is None:
                 _capturing[-1] = True
         except Exception:

@@ -116,6 +116,43 @@ def emptied(store: Store, holder: Holder, receivers: List[str], finder: Finder) 
     return None
 
 
+def larger_only(store: Store, holder: Holder, finder: Finder) -> Optional[Bound]:
+    """What is made anew only when the input is larger than what is there: as large as the largest input so far."""
+    node, match = store.statement.node, finds(holder)
+    if not isinstance(node, (ast.Assign, ast.AnnAssign)) and store.how != "add":
+        return None
+    value = getattr(node, "value", None)
+    if store.how != "add" and (
+        value is None or any(match(part) for part in ast.walk(value) if part is not node)
+    ):
+        return None  # x = cat((x, new)) grows by what is added
+    function = getattr(store.statement.function, "name", "")
+    for place in dict.fromkeys([store.file.name, *finder.user_files]):
+        for statement in finder.files.get(place).statements:
+            same = statement.node is node
+            if not same and not (function and function in _called_names([statement])):
+                continue
+            for enclosing in statement.tests:
+                if isinstance(enclosing, ast.If) and _compares_sizes(enclosing.test):
+                    where = f"{os.path.basename(place)}:{enclosing.lineno}"
+                    return Bound(
+                        f"made anew only for a larger input than ever, when {text(enclosing.test)} ({where}): it is as "
+                        "large as the largest input so far",
+                        None,
+                        None,
+                    )
+    return None
+
+
+def _compares_sizes(test: Any) -> bool:
+    return any(
+        isinstance(part, ast.Compare)
+        and any(isinstance(op, (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.NotEq)) for op in part.ops)
+        and not any(isinstance(inner, ast.Mod) for inner in ast.walk(part))
+        for part in ast.walk(test)
+    )
+
+
 def _emptying(store: Store, holder: Holder) -> List[str]:
     """The methods of the holder's class that empty it, whatever happens."""
     if holder.kind != "attribute":

@@ -16,6 +16,7 @@ from ._roots import Local, Roots, locals_of
 
 _LRU = type(functools.lru_cache(maxsize=1)(len))
 _GENERATORS = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
+_TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _MODULE_DICTS = ("_parameters", "_buffers", "_modules")
 
 
@@ -380,6 +381,10 @@ def _of_instance(parent: Any, child: Any, rest: List[Any]) -> Tuple[int, List[St
                         return 1, [_attribute(parent, name, child)]
                 except AttributeError:
                     continue
+    if hasattr(type(parent), "_backward_hooks"):  # a tensor's own hooks lie in C++
+        for name in _TENSOR_HOOKS:
+            if getattr(parent, name, None) is child:
+                return 1, [_attribute(parent, name, child)]
     if hasattr(type(child), "_forward_cls") or type(child).__name__.endswith(("Backward", "Backward0")):
         return 1, [Step("part", ".grad_fn", parent, child, name="grad_fn")]
     return 1, [Step("opaque", f".<{type_name(child)}>", parent, child)]

@@ -94,7 +94,11 @@ def roles(optimizers: List[Any], current: Set[int], modules: List[Any], blocks: 
             state = optimizer.state
         except Exception:
             continue
-        for parameter in (parameter for group in groups for parameter in group):
+        every = [parameter for group in groups for parameter in group]
+        part = _taking_part(every, modules)
+        for parameter in every:
+            if id(parameter) not in part:
+                continue  # of a group that was added and is trained no longer
             trained.add(id(parameter))
             note(parameter, "parameter: the weight", parameter)
             try:
@@ -118,6 +122,32 @@ def roles(optimizers: List[Any], current: Set[int], modules: List[Any], blocks: 
                         note(buffer, f"buffer {name}", None)
         except Exception:
             continue
+    return found
+
+
+def _taking_part(parameters: List[Any], modules: List[Any]) -> Set[int]:
+    """Ids of an optimizer's parameters that the newest step trained, or that lie in one model with such; all of them
+    where the step left no gradient behind."""
+    every = {id(parameter) for parameter in parameters}
+    found: Set[int] = set()
+    for parameter in parameters:
+        try:
+            if parameter.is_leaf and parameter.grad is not None:
+                found.add(id(parameter))
+        except Exception:
+            return every
+    if not found or len(found) == len(every):
+        return every
+    inside = _inside(modules)
+    for module in modules:
+        if id(module) in inside:
+            continue
+        try:
+            own = {id(parameter) for parameter in module.parameters()}
+        except Exception:
+            continue
+        if own & found:
+            found |= own & every
     return found
 
 

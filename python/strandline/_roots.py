@@ -7,7 +7,7 @@ that would keep the locals of that moment alive); strandline's own frames are no
 
 import sys
 from types import FrameType, ModuleType
-from typing import Any, Dict, List, NamedTuple, Set, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Set, Tuple
 
 _OPTIMIZED = 0x1  # the frame's locals are slots, f_locals is a copy of them
 _OURS = __file__.rsplit("_roots", 1)[0]
@@ -105,6 +105,16 @@ class Roots:
                 self.threads[place] = self.threads.get(place, 0) + 1
             del frame
         del innermost
+
+    @staticmethod
+    def values() -> Iterator[Any]:
+        """The values of the locals of running functions."""
+        for innermost in sys._current_frames().values():
+            frame: Any = innermost
+            while frame is not None:
+                if not is_ours(frame.f_code) and frame.f_code.co_flags & _OPTIMIZED:
+                    yield from list(locals_of(frame).values())
+                frame = frame.f_back
 
     def local(self, thing: Any) -> List[Local]:
         """The names of `thing` in running frames, the best first: the user's files, then the outermost."""

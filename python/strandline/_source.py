@@ -5,6 +5,7 @@ Invariant: reads source only, runs none of it.
 """
 
 import ast
+import re
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from ._code import File, Files, Functions, Statement, expressions, text
@@ -21,7 +22,9 @@ HOOKS = {
     "_backward_hooks": "register_full_backward_hook",
     "_backward_pre_hooks": "register_full_backward_pre_hook",
     "param_groups": "add_param_group",
+    "_post_accumulate_grad_hooks": "register_post_accumulate_grad_hook",
 }
+_NAMING = {"register_buffer", "register_parameter", "add_module", "register_module", "__setattr__"}
 _READERS = {
     "get", "items", "values", "keys", "compute", "reset", "clear", "mean", "sum", "item", "state_dict", "to", "eval",
     "train", "close", "sample", "result", "summary", "parameters", "zero_grad",
@@ -380,6 +383,9 @@ def _ways(node: Any, is_it: Matcher, match: Matcher, name: str) -> Iterator[Tupl
         base, keys = stripped(node.target)
         if is_it(base):
             yield 100, "augment", keys, base
+    for target in node.targets if isinstance(node, ast.Assign) else []:
+        if isinstance(target, ast.Subscript) and _names_of(target.value) and spells(target.slice, name):
+            yield 85, "item", [], ast.Attribute(value=target.value, attr=name)
     targets = (
         node.targets
         if isinstance(node, ast.Assign)
@@ -424,8 +430,13 @@ def _ways(node: Any, is_it: Matcher, match: Matcher, name: str) -> Iterator[Tupl
                     keys,
                     base,
                 )
-            if called.attr == HOOKS.get(name):
+            if called.attr == HOOKS.get(name) or (
+                name == "_backward_hooks" and called.attr == "register_hook"
+            ):
                 yield 88, "add", [], called
+            named = part.args[0] if called.attr in _NAMING and len(part.args) > 1 else None
+            if named is not None and spells(named, name):
+                yield 85, "add", [], ast.Attribute(value=called.value, attr=name)
         function = _called_name(called)
         if (
             function in ("heappush", "insort", "insort_left", "insort_right")
@@ -433,13 +444,41 @@ def _ways(node: Any, is_it: Matcher, match: Matcher, name: str) -> Iterator[Tupl
             and is_it(stripped(part.args[0])[0])
         ):
             yield 90, "add", [], part.args[0]
-        if (
-            function == "setattr"
-            and len(part.args) == 3
-            and isinstance(part.args[1], ast.Constant)
-            and part.args[1].value == name
-        ):
-            yield 60, "assign", [], ast.Attribute(value=part.args[0], attr=name)
+        if function == "setattr" and len(part.args) == 3 and spells(part.args[1], name):
+            plain = isinstance(part.args[1], ast.Constant)
+            how = "assign" if plain else "add"
+            yield (60 if plain else 85), how, [], ast.Attribute(value=part.args[0], attr=name)
+
+
+def spells(node: Any, name: str) -> bool:
+    """Whether an expression may give this name: the constant, an f-string that fits, or a made-up name."""
+    if isinstance(node, ast.Constant):
+        return bool(node.value == name)
+    if isinstance(node, ast.JoinedStr):
+        parts = [
+            re.escape(str(part.value)) if isinstance(part, ast.Constant) else ".*" for part in node.values
+        ]
+        return re.fullmatch("".join(parts), name) is not None
+    if isinstance(node, ast.BinOp) and isinstance(node.left, ast.Constant):
+        start = re.split(r"%|\{", str(node.left.value))[0]
+        return name.startswith(start) and name != start
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format":
+        return isinstance(node.func.value, ast.Constant) and name.startswith(
+            str(node.func.value.value).split("{")[0]
+        )
+    return isinstance(node, ast.Name) and any(letter.isdigit() for letter in name)
+
+
+def _names_of(node: Any) -> bool:
+    """`globals()`, `vars(x)`, `x.__dict__`: names by another way."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        return node.func.id in ("globals", "vars", "locals")
+    return isinstance(node, ast.Attribute) and node.attr in (
+        "__dict__",
+        "_buffers",
+        "_parameters",
+        "_modules",
+    )
 
 
 def _pairs(target: Any, value: Any) -> Iterator[Tuple[Any, Any]]:

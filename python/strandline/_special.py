@@ -4,12 +4,15 @@ Must not know: how a path was found.
 Invariant: claims one of them only where the path itself shows it; None leaves the answer to the usual words.
 """
 
+import ast
 import re
 import sys
+import types
 import weakref
 from typing import Any, NamedTuple, Optional, Tuple
 
 from . import _fixes
+from ._code import expressions, text
 from ._path import Path
 from ._roots import Roots, is_user_file
 from ._source import File, Finder
@@ -44,6 +47,8 @@ def special(path: Path, container: Any, roots: Roots, finder: Finder) -> Optiona
         return Special("exception", path.text(), None, _fixes.last_error(first.name), "nothing")
     if path.root == "global" and _HISTORY.fullmatch(first.name) and _is_notebook(first.parent):
         return Special("notebook history", path.text(), None, _fixes.notebook(first.name), "nothing")
+    if path.root == "stack" and type(first.parent) in (types.FunctionType, types.MethodType):
+        return _registered(path, first.parent, finder)
     where = first.where
     if path.root == "local" and where is not None and not where.main and container is None:
         count = roots.threads.get((where.file, where.function), 1)
@@ -54,6 +59,31 @@ def special(path: Path, container: Any, roots: Roots, finder: Finder) -> Optiona
             kept = finder.call((), argument=where.function)
         fix = _fixes.threads(where.function, f"{first.name}{rest}", count)
         return Special("thread", held, kept, fix, "nothing")
+    return None
+
+
+def _registered(path: Path, function: Any, finder: Finder) -> Optional[Special]:
+    """A function that only C refers to: what was it handed to?"""
+    code = getattr(function, "__code__", None)
+    if code is None or not is_user_file(code.co_filename):
+        return None
+    file = finder.files.get(code.co_filename)
+    for statement in file.statements:
+        for node in expressions(statement.node):
+            if not isinstance(node, ast.Call):
+                continue
+            given = [*node.args, *[keyword.value for keyword in node.keywords]]
+            own = any(
+                isinstance(part, ast.Lambda) and part.lineno == code.co_firstlineno
+                if code.co_name == "<lambda>"
+                else isinstance(part, (ast.Name, ast.Attribute)) and text(part).endswith(code.co_name)
+                for part in given
+            )
+            if own:
+                call = text(node.func)
+                rest = "".join(step.text for step in path.steps)
+                held = f"{function.__qualname__}(), a function given to {call}(){rest}"
+                return Special("callback", held, (file, statement.line), _fixes.callback(call), "nothing")
     return None
 
 

@@ -132,7 +132,18 @@ fn colour() -> report::text::Colour {
 impl State {
     /// Says findings that are new and writes a report that has them.
     pub(super) fn tell_news(&self) {
-        let fresh = self.judge.lock().take_new_findings();
+        let (fresh, gone) = {
+            let mut judge = self.judge.lock();
+            (judge.take_new_findings(), judge.take_withdrawn())
+        };
+        if !self.options.quiet && !gone.is_empty() {
+            let judge = self.judge.lock();
+            for found in gone {
+                let finding = report::describe::finding(&judge, &found, &Stacks, self.clock);
+                let because = found.withdrawn.as_deref().unwrap_or_default();
+                write_stderr(&report::text::taken_back(&finding, because, self.outcome.colour));
+            }
+        }
         if fresh.is_empty() {
             return;
         }
@@ -370,7 +381,7 @@ impl State {
         let remarks = self.remarks.lock().clone();
         let judge = self.judge.lock();
         let report = report::assemble(run, parts, &judge, self.clock, &Stacks);
-        report::Report { remarks, ..report }
+        report.with_remarks(remarks)
     }
 }
 

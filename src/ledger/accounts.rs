@@ -153,7 +153,7 @@ impl Accounts {
 
     /// Step `ended` is over: files what changed in it. `sample` is what the allocator says of the device.
     pub fn boundary(&mut self, ended: u32, epoch: u32, sample: &Sample) {
-        let (mut active, mut trending) = (0, 0);
+        let (mut active, mut trending, mut inputs, mut larger) = (0, 0, 0, 0);
         for at in 0..self.dirty.len() {
             let number = self.dirty[at];
             let site = &mut self.sites[number as usize];
@@ -161,6 +161,9 @@ impl Accounts {
             if site.at_boundary(ended) {
                 active += 1;
                 trending += u32::from(site.trends_up());
+                let made_by_training = matches!(site.phase, Phase::Backward | Phase::Optimizer);
+                inputs += u32::from(!made_by_training);
+                larger += u32::from(site.trends_up() && !made_by_training);
             }
             if !site.watched && site.deserves_a_look(ended, self.live_bytes) {
                 site.watched = true;
@@ -187,6 +190,7 @@ impl Accounts {
             mature,
             active,
             trending,
+            larger: larger > 0 && larger * 3 > inputs,
             flow,
         });
         self.books.credit_reserved(ended, sample.reserved, &self.sites, &self.dirty);

@@ -44,6 +44,8 @@ pub(super) struct Boundary<'a> {
     pub mature: u64,
     pub active: u32,
     pub trending: u32,
+    /// So do many of the sites whose newest birth was in neither backward nor optimizer.
+    pub larger: bool,
     pub flow: Flow,
 }
 
@@ -90,6 +92,8 @@ pub struct DeviceBooks {
     /// The share of active sites whose bytes per step keep rising, smoothed, and their number now.
     pub trending_share: f32,
     pub trending: u32,
+    /// Many sites of neither backward nor optimizer are among them: what an input makes larger shows there first.
+    pub larger: bool,
     most_reserved: u64,
     credits: Vec<(u32, u64)>,
 }
@@ -142,6 +146,7 @@ impl DeviceBooks {
             self.trending_share += (trending as f32 / active as f32 - self.trending_share) / 4.0;
         }
         self.trending = trending;
+        self.larger = at.larger;
     }
 
     /// Reserved memory rose in this step: notes the site that keeps the largest block of it.

@@ -30,6 +30,16 @@ pub struct Bounded {
     pub capacity: u64,
 }
 
+/// How what is kept is used: never; read some time; read again and again, elsewhere than where it is kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Use {
+    #[default]
+    Never,
+    Read,
+    Again,
+}
+
 /// What the Python side answers to a candidate (strandline.h). Every key may be missing.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -42,6 +52,10 @@ pub struct Answer {
     /// The heading of that reason in docs/findings.md.
     pub reason: Option<String>,
     pub bounded: Option<Bounded>,
+    /// What the program does with what is kept, as far as its source shows.
+    pub used: Use,
+    /// The object whose parts several containers are: neighbouring lines that fill them are one cause.
+    pub owner: Option<String>,
     pub group: Option<String>,
     pub seconds: Option<f64>,
 }
@@ -102,6 +116,10 @@ pub struct Case {
     /// The most blocks (bytes where one block regrows) since it was suspected.
     pub most: u64,
     pub settled: Option<String>,
+    /// The most live bytes so far.
+    pub most_bytes: u64,
+    /// The step in which the stage of the program ended that made it grow.
+    pub over: Option<u32>,
     pub answer: Option<Answer>,
 }
 
@@ -124,6 +142,14 @@ impl Case {
         Some((kept.file.as_str(), kept.line))
     }
 
+    pub(super) fn used(&self) -> Use {
+        self.answer.as_ref().map_or(Use::Never, |answer| answer.used)
+    }
+
+    fn owner(&self) -> Option<&str> {
+        self.answer.as_ref()?.owner.as_deref().filter(|owner| !owner.is_empty())
+    }
+
     pub(super) fn names_a_holder(&self) -> bool {
         self.answer.as_ref().is_some_and(Answer::names_a_holder)
     }
@@ -141,8 +167,11 @@ impl Case {
         if !self.same_rhythm(other) {
             return false;
         }
-        // `preds.append(p)` and, in the next line, `targets.append(t)`: one container of results, two lists.
-        if let (Some(mine), Some(theirs)) = (self.kept(), other.kept())
+        // `self.preds.append(p)` and, in the next line, `self.targets.append(t)`: one container of results, two
+        // lists. Two lists that have nothing to do with each other stay two, however near their lines are.
+        if self.owner().is_some()
+            && self.owner() == other.owner()
+            && let (Some(mine), Some(theirs)) = (self.kept(), other.kept())
             && mine.0 == theirs.0
             && mine.1.abs_diff(theirs.1) <= NEXT_LINE
         {
@@ -184,6 +213,8 @@ pub struct Finding {
     pub withdrawn: Option<String>,
     /// Not yet handed out by [`super::Judge::take_new_findings`].
     pub(super) fresh: bool,
+    /// Handed out by [`super::Judge::take_withdrawn`].
+    pub(super) taken_back: bool,
     /// Fragmentation has no case, but a measure of its own.
     pub fragmentation: Option<super::fragmentation::Fragmentation>,
 }

@@ -9,7 +9,8 @@ use super::accounts::Accounts;
 use super::clock::Clock;
 use super::findings::{Answer, Case, Finding, State};
 use super::fragmentation;
-use super::pattern::{self, Class, Pattern, Shape, Standing, View};
+use super::pattern::{self, Class, Pattern, Shape, View};
+use super::stage;
 use hashbrown::HashMap;
 
 /// Steps a candidate waits to be taken, the first time and once somebody has shown to answer.
@@ -80,7 +81,7 @@ impl Judge {
         }
         if !accounts.watched().is_empty() || !self.cases.is_empty() {
             let epochs = clock.epoch_starts();
-            let view = View { ended, epochs: &epochs, books: accounts.books() };
+            let view = View { ended, epochs: &epochs, books: accounts.books(), sites: accounts.sites() };
             self.refresh(accounts, &view);
             self.search(accounts, &view);
             self.weigh(accounts, &view);
@@ -109,18 +110,21 @@ impl Judge {
             let Some(site) = accounts.site(case.site) else { continue };
             case.live_bytes = site.level.bytes;
             case.live_blocks = u64::from(site.level.blocks);
+            case.most_bytes = case.most_bytes.max(case.live_bytes);
             if matches!(case.state, State::Weighing) {
                 continue;
             }
             if let State::Withdrawn { finding, measure, step } = case.state {
                 // It only paused: two more events, and more of it than ever.
                 let again = site.cohorts.iter().filter(|c| c.first > step).count();
-                if again >= 2 && case.measure() > measure && settled_word(site, case, view).is_none() {
+                if again >= 2 && case.measure() > measure && stage::settled(site, case, view).is_none() {
                     case.state = State::Called(finding);
                     case.settled = None;
                     let found = &mut self.findings[finding];
                     if found.withdrawn.take().is_some() {
                         found.cases.clear();
+                        // Said to be taken back: then it is said anew.
+                        found.fresh |= std::mem::take(&mut found.taken_back);
                     }
                     found.cases.push(at);
                 }
@@ -143,7 +147,7 @@ impl Judge {
             }
             // A fall is seen at once, anything slower within four looks.
             if case.is_open() && (again || case.settled.is_some() || case.measure() * 2 < case.most) {
-                case.settled = settled_word(site, case, view);
+                case.settled = stage::settled(site, case, view);
             }
         }
     }
@@ -164,7 +168,7 @@ impl Judge {
             let state =
                 if pattern.shape == Shape::Burst { State::Weighing } else { State::Waiting(view.ended) };
             let regrows = pattern.shape == Shape::Regrow;
-            let fresh = Case {
+            let mut fresh = Case {
                 id: self.ids + 1,
                 device: accounts.device(),
                 site: number,
@@ -176,10 +180,12 @@ impl Judge {
                 live_blocks: u64::from(site.level.blocks),
                 asked: known.map_or(0, |at| self.cases[at].asked + 1),
                 most: if regrows { site.level.bytes } else { u64::from(site.level.blocks) },
+                most_bytes: site.level.bytes,
+                over: None,
                 settled: None,
                 answer: None,
             };
-            if settled_word(site, &fresh, view).is_some() {
+            if stage::settled(site, &mut fresh, view).is_some() || fresh.over.is_some() {
                 continue;
             }
             match known {
@@ -255,6 +261,7 @@ impl Judge {
                     called_at_step: self.steps,
                     withdrawn: None,
                     fresh: true,
+                    taken_back: false,
                     fragmentation: Some(seen),
                 });
             }
@@ -320,6 +327,7 @@ impl Judge {
                     called_at_step: self.steps,
                     withdrawn: None,
                     fresh: true,
+                    taken_back: false,
                     fragmentation: None,
                 });
                 self.findings.len() - 1
@@ -452,6 +460,20 @@ impl Judge {
             .collect()
     }
 
+    /// Findings that were handed out by [`Self::take_new_findings`] and withdrawn since the last call of this
+    /// function.
+    pub fn take_withdrawn(&mut self) -> Vec<Finding> {
+        let gone = self
+            .findings
+            .iter_mut()
+            .filter(|found| !found.fresh && !found.taken_back && found.withdrawn.is_some());
+        gone.map(|found| {
+            found.taken_back = true;
+            found.clone()
+        })
+        .collect()
+    }
+
     /// Every finding ever called, withdrawn ones too.
     pub fn findings(&self) -> &[Finding] {
         &self.findings
@@ -502,33 +524,6 @@ impl Case {
                     || self.settled.is_some() && fresh.since > step + 20
             }
             _ => false,
-        }
-    }
-}
-
-/// Why a case no longer grows.
-fn settled_word(site: &super::site::Site, case: &Case, view: &View) -> Option<String> {
-    let most = case.most.max(case.measure());
-    match pattern::standing(site, &case.pattern, most, view) {
-        Standing::Growing => None,
-        Standing::Stopped(step) => {
-            let from = case.pattern.first;
-            Some(format!("grew from step {from} to step {step}, then settled: nothing more stayed since"))
-        }
-        Standing::Replaces => {
-            Some(format!("filled to {} blocks, then new ones replace the oldest", case.live_blocks))
-        }
-        Standing::Freed if case.pattern.shape == Shape::Burst => {
-            Some(format!("kept from step {}, then freed by step {}", case.pattern.first, view.ended))
-        }
-        Standing::Freed => {
-            let what = if case.pattern.shape == Shape::Regrow { "bytes" } else { "blocks" };
-            let who = if u64::from(site.collected) * 2 >= site.late_blocks.max(1) {
-                "the garbage collector freed it (reference cycles)"
-            } else {
-                "was freed"
-            };
-            Some(format!("grew to {most} {what}, then {who} by step {}", view.ended))
         }
     }
 }

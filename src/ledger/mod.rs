@@ -14,6 +14,7 @@
 //! | [`pattern`] | how a site's survivors accumulate |
 //! | [`fragmentation`] | reserved grows, in use does not |
 //! | [`findings`] | cases, answers, findings |
+//! | [`stage`] | whether a case still grows, settled, or its stage of the program is over |
 //! | [`judge`] | from patterns to findings, and back |
 //! | [`host_memory`] | the process's memory that is no tensor's |
 //! | [`notes`] | what grew and is no leak |
@@ -36,6 +37,7 @@ pub mod judge;
 pub mod notes;
 pub mod pattern;
 pub mod site;
+pub mod stage;
 pub mod symbols;
 pub mod tag;
 pub mod trend;
@@ -46,7 +48,7 @@ pub mod wire;
 pub use accounts::Accounts;
 pub use clock::{Clock, EpochStart, Now, PHASES, Phase};
 pub use device::Sample;
-pub use findings::{Answer, Bounded, Case, Finding, Holder, Kept, State};
+pub use findings::{Answer, Bounded, Case, Finding, Holder, Kept, State, Use};
 pub use judge::Judge;
 pub use pattern::{Class, Pattern, Shape};
 pub use site::Site;

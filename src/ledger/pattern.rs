@@ -100,6 +100,8 @@ pub struct View<'a> {
     pub ended: u32,
     pub epochs: &'a [EpochStart],
     pub books: &'a DeviceBooks,
+    /// Every site of the device.
+    pub sites: &'a [Site],
 }
 
 /// A run of survivors born in neighbouring steps.
@@ -236,8 +238,13 @@ fn steady(site: &Site, old: &[Cohort], upto: u32) -> Option<Pattern> {
     let first = old[0].first;
     let events: u32 = old.iter().map(|c| c.events()).sum();
     let bytes: u64 = old.iter().map(|c| c.bytes).sum();
-    let simple = old.iter().filter(|c| c.last >= from).map(|c| c.bytes).sum::<u64>() as f64
-        / f64::from(upto + 1 - from.max(old.iter().find(|c| c.last >= from)?.first));
+    // A merged cohort may begin before the window: only its part within counts.
+    let within = |c: &Cohort| {
+        let inside = c.last + 1 - c.first.max(from).min(c.last + 1);
+        c.bytes as f64 * f64::from(inside) / f64::from(c.last - c.first + 1)
+    };
+    let begins = from.max(first);
+    let simple = old.iter().map(within).sum::<f64>() / f64::from(upto + 1 - begins);
     let share_now = share.min(1.0);
     let (hits_recent, of) = recent_hits(old, upto);
     Some(Pattern {
@@ -480,7 +487,13 @@ fn regrow(site: &Site, view: &View) -> Option<Pattern> {
         return None;
     }
     Some(Pattern {
-        class: if gap >= SHORT_PERIOD { Class::PerEpoch } else { Class::PerIteration },
+        class: if gap < SHORT_PERIOD {
+            Class::PerIteration
+        } else if rise.regular() {
+            Class::PerEpoch
+        } else {
+            Class::Sporadic
+        },
         shape: Shape::Regrow,
         first: rise.start,
         last: rise.last,
@@ -495,9 +508,10 @@ fn regrow(site: &Site, view: &View) -> Option<Pattern> {
     })
 }
 
-/// Most of what the program allocates per step keeps growing: longer sequences, larger images.
+/// Most of what the program allocates per step keeps growing: longer sequences, larger images. Where only backward
+/// and optimizer need more, layers were unfrozen.
 pub fn grows_with_input(books: &DeviceBooks) -> bool {
-    books.trending > 3 && books.trending_share > 0.2
+    books.larger && books.trending > 3 && books.trending_share > 0.2
 }
 
 /// Whether a site that once accumulated still does.

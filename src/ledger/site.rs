@@ -42,6 +42,17 @@ pub struct Rise {
     pub last: u32,
     /// The highest level that was ever left by a fall.
     pub peak: u64,
+    /// The sum of the squared steps between rises.
+    pub squares: f32,
+}
+
+impl Rise {
+    /// Whether the rises come in a rhythm, not at irregular intervals.
+    pub fn regular(&self) -> bool {
+        let mean = (self.last - self.start) as f32 / self.run.max(1) as f32;
+        let variance = self.squares / self.run.max(1) as f32 - mean * mean;
+        variance <= (0.5 * mean) * (0.5 * mean)
+    }
 }
 
 #[derive(Clone, Debug, Default)]
@@ -146,8 +157,17 @@ impl Site {
         if bytes > before_bytes && level.blocks == before_blocks && before_blocks > 0 {
             if self.rise.run == 0 {
                 let start = ended.saturating_sub(1);
-                self.rise = Rise { start, start_bytes: before_bytes, blocks: before_blocks, ..self.rise };
+                self.rise = Rise {
+                    start,
+                    start_bytes: before_bytes,
+                    blocks: before_blocks,
+                    last: start,
+                    squares: 0.0,
+                    ..self.rise
+                };
             }
+            let gap = (ended - self.rise.last) as f32;
+            self.rise.squares += gap * gap;
             self.rise.run += 1;
             self.rise.last = ended;
         } else if bytes < before_bytes || level.blocks != before_blocks {
@@ -179,6 +199,11 @@ impl Site {
         self.drift += (sign - self.drift) * DRIFT_WEIGHT;
         self.mean += (now - self.mean) * MEAN_WEIGHT;
         true
+    }
+
+    /// The newest step in which it allocated, if it did so in `least` steps or more.
+    pub(super) fn last_active(&self, least: u16) -> Option<u32> {
+        (self.active >= least).then(|| self.cohorts.fresh().last)
     }
 
     /// Whether the bytes it allocates per step keep rising.

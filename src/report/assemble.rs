@@ -246,7 +246,7 @@ fn verdict(
         return (Verdict::Undecided, why.to_owned());
     }
     if run.steps < LEAST_STEPS {
-        return (Verdict::Undecided, format!("only {steps} were seen; at least {RIPE} decide"));
+        return (Verdict::Undecided, format!("only {steps} seen; at least {RIPE} decide"));
     }
     let unripe = parts.iter().find_map(|part| part.view.unripe).filter(|_| run.steps < RIPE);
     if let Some(stack) = unripe {

@@ -6,7 +6,7 @@
 use super::model::{Finding, Forecast, SiteInFinding};
 use super::units;
 use crate::ledger::{
-    Case, Class, Clock, Judge, Phase, Shape, Symbols, findings, fragmentation::Fragmentation,
+    Case, Class, Clock, Judge, Pattern, Phase, Shape, Symbols, findings, fragmentation::Fragmentation,
 };
 
 /// The finding as a report shows it. Needs no device's lock.
@@ -44,7 +44,7 @@ fn leak(judge: &Judge, found: &findings::Finding, symbols: &dyn Symbols, clock: 
         live_blocks: cases.iter().map(|case| case.live_blocks).sum(),
         bytes_per_step: per_step,
         bytes_per_epoch: per_epoch,
-        evidence: evidence(leading, judge.steps()),
+        evidence: evidence(leading, judge.steps()) + &over(&cases),
         released_by: answer.released_by.clone().unwrap_or_else(|| "unknown".to_owned()),
         allocated_at: places[order[0]].clone(),
         stack: symbols.frames(leading.stack),
@@ -61,7 +61,8 @@ fn leak(judge: &Judge, found: &findings::Finding, symbols: &dyn Symbols, clock: 
         phase: Phase::default().name().to_owned(),
         first_step: pattern.first,
         last_step: pattern.last,
-        forecast: forecast(judge, found.device, per_step, clock),
+        forecast: forecast(judge, found.device, per_step, clock).filter(|_| leading.over.is_none()),
+        per: per(pattern),
         bounded: answer.bounded,
         births: pattern.births.clone(),
         sites_in_finding: order
@@ -109,6 +110,7 @@ fn fragmentation(judge: &Judge, found: &findings::Finding, seen: &Fragmentation,
         first_step: seen.since,
         last_step: judge.steps().saturating_sub(1),
         forecast: forecast(judge, found.device, seen.bytes_per_step, clock),
+        per: "step".to_owned(),
         bounded: None,
         births: Vec::new(),
         sites_in_finding: Vec::new(),
@@ -168,6 +170,30 @@ fn evidence(case: &Case, steps: u32) -> String {
             pattern.first,
             steps.saturating_sub(pattern.last + 1)
         ),
+    }
+}
+
+/// That the stage is over in which it grew, and what became of it.
+fn over(cases: &[&Case]) -> String {
+    let Some(step) = cases[0].over else { return String::new() };
+    let most_bytes: u64 = cases.iter().map(|case| case.most_bytes).sum();
+    let live: u64 = cases.iter().map(|case| case.live_bytes).sum();
+    let most = units::bytes(most_bytes as f64);
+    if live * 2 < most_bytes {
+        format!(", until that stage of the program ended: {most} were freed in step {step} and not before")
+    } else {
+        format!(", until that stage of the program ended in step {step}: {most} are still held")
+    }
+}
+
+/// What a per-epoch rate counts by: epochs where they were seen, else the steps of its rhythm.
+fn per(pattern: &Pattern) -> String {
+    match (pattern.class, pattern.shape) {
+        (Class::PerEpoch, Shape::Periodic { by_epoch: false } | Shape::Regrow) => {
+            format!("{:.0} steps", pattern.period)
+        }
+        (Class::PerEpoch, _) => "epoch".to_owned(),
+        _ => "step".to_owned(),
     }
 }
 

@@ -52,6 +52,20 @@ pub struct Report {
     pub sites: Vec<Site>,
 }
 
+impl Report {
+    /// The report with what else is worth knowing. Where a graph grows with the steps, nothing is called clean:
+    /// host memory grows that no tensor has.
+    pub fn with_remarks(mut self, remarks: Vec<Remark>) -> Report {
+        let graph = remarks.iter().find(|remark| remark.kind == "growing-graph");
+        if let Some(graph) = graph.filter(|_| self.verdict == Verdict::Clean) {
+            self.verdict = Verdict::Undecided;
+            self.reason = format!("no tensor accumulated in {} steps, but {}", self.run.steps, graph.what);
+        }
+        self.remarks = remarks;
+        self
+    }
+}
+
 /// The run that the report is about.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -224,6 +238,9 @@ pub struct Finding {
     pub last_step: u32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forecast: Option<Forecast>,
+    /// What a per-epoch rate counts by: "epoch", or "10 steps" where a rhythm has nothing to do with epochs.
+    #[serde(default)]
+    pub per: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bounded: Option<Bounded>,
     /// Newest steps in which a block was born that is still alive.

@@ -35,6 +35,9 @@ impl Colour {
 pub fn rate(finding: &Finding) -> String {
     match finding.class {
         Class::PerIteration => format!("+{}/step", units::bytes(finding.bytes_per_step)),
+        Class::PerEpoch if finding.per.ends_with("steps") => {
+            format!("+{} every {}", units::bytes(finding.bytes_per_epoch), finding.per)
+        }
         Class::PerEpoch => format!("+{}/epoch", units::bytes(finding.bytes_per_epoch)),
         Class::Sporadic => format!("+{}/step on average", units::bytes(finding.bytes_per_step)),
         Class::OneOff => format!("{} once", units::bytes(finding.live_bytes as f64)),
@@ -60,11 +63,13 @@ pub fn finding(finding: &Finding, colour: Colour) -> String {
     }
     let _ =
         writeln!(out, "strandline: {}{class}  {}  ({because})", colour.paint(word, "1;31"), rate(finding));
-    let size = format!(
-        "({}, {})",
-        units::plural(finding.live_blocks, "live block"),
-        units::bytes(finding.live_bytes as f64)
-    );
+    // Nothing of it may be alive any more: the stage that kept it is over.
+    let size = if finding.live_blocks == 0 {
+        String::new()
+    } else {
+        let blocks = units::plural(finding.live_blocks, "live block");
+        format!("({blocks}, {})", units::bytes(finding.live_bytes as f64))
+    };
     let place = place(&finding.stack, finding.allocated_at.as_ref());
     if finding.class == Class::Fragmentation {
         line(&mut out, "pushed by", &place);
@@ -95,6 +100,23 @@ pub fn finding(finding: &Finding, colour: Colour) -> String {
         line(&mut out, "released by", &word);
     }
     line(&mut out, "fix", &finding.fix);
+    out
+}
+
+/// That a finding which was printed stands no longer.
+pub fn taken_back(finding: &Finding, because: &str, colour: Colour) -> String {
+    let mut out = String::new();
+    let _ = writeln!(
+        out,
+        "strandline: {}  {}, called at step {}: {because}",
+        colour.paint("TAKEN BACK", "1;32"),
+        finding.class.name(),
+        finding.called_at_step
+    );
+    line(&mut out, "allocated at", &place(&finding.stack, finding.allocated_at.as_ref()));
+    if let Some(holder) = &finding.held_by {
+        line(&mut out, "held by", &holder.path);
+    }
     out
 }
 

@@ -1,7 +1,7 @@
 """What strandline must say of each job in jobs/: the table behind test_field_reports.py.
 
 Names begin with the report's number in the list of field reports (L: leaks, F: false alarms); N and F20 upwards are
-further cases of the same kinds. A job marks its own truth: `# ALLOCATES` the lines of which one must be the finding's,
+further cases of the same kinds; J: cases in which judgement is harder than counting. A job marks its own truth: `# ALLOCATES` the lines of which one must be the finding's,
 `# KEEPS` those of which one must be the kept line (no mark: none may be named).
 
 Not rebuilt, because one process without a GPU cannot show them:
@@ -44,6 +44,7 @@ JOBS: Dict[str, object] = {
             r"host memory grows and not the GPU's",
         ],
         never_called=False,
+        verdict="undecided",
     ),
     "L03_history_of_losses": Leak(
         PER_STEP, r"stats\.values\[\d+\] > \.grad_fn.*list Stats\.values", [r"value\.item\(\)"]
@@ -136,6 +137,16 @@ JOBS: Dict[str, object] = {
     "N08_sporadic_views": Leak(
         SPORADIC, r"miner\.hard\[\d+\]", [r"views pin their base: 128 B of 32\.0 KiB"]
     ),
+    "J01_stage_that_leaked": Leak(
+        PER_STEP, r"local of pretrain\(\): kept\[\d+\]", [r"until that stage of the program ended"]
+    ),
+    "J02_average_begun_late": Clean([r"made late and in use since: average is read at"]),
+    "J03_validation_set_late": Clean([r"made late and in use since: held_out is read at"]),
+    "J04_mask_for_longest": Clean(never_called=False),
+    "J05_groups_added": Leak(
+        PER_EPOCH, r"optimizer\.(state|param_groups)\[", [r"add_param_group is called again and again"]
+    ),
+    "J06_last_checkpoints": Clean([r"bounded by its own code"]),
     "F01_sizes_heavy_tailed": Clean([r"largest input so far"]),
     "F03_record_after_record": Clean([r"rose \d+ times, ever more rarely", r"largest input so far"]),
     "F05_longer_than_ever": Clean([r"largest input so far"]),

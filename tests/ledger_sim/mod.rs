@@ -50,6 +50,8 @@ pub struct Job {
     /// Number of layers, and the bytes of a layer's weights.
     pub layers: u32,
     pub weight: u64,
+    /// Added to the stacks of a training step: another loop of the program.
+    pub stage: u32,
 }
 
 pub const PARAMS: u32 = 100;
@@ -76,6 +78,7 @@ impl Job {
             grads: Vec::new(),
             state: Vec::new(),
             locals: Vec::new(),
+            stage: 0,
             layers: 6,
             weight: 1 << 20,
         };
@@ -87,6 +90,8 @@ impl Job {
     }
 
     pub fn alloc(&mut self, stack: u32, size: u64) -> Block {
+        let of_the_stage = (FORWARD..=BATCH).contains(&stack);
+        let stack = if of_the_stage { stack + self.stage } else { stack };
         Block { tag: self.accounts.born(stack, size, self.clock.now()), size }
     }
 

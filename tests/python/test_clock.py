@@ -50,6 +50,37 @@ def test_backward_counts_when_no_optimizer_exists(library):
     assert library.steps == 9
 
 
+def test_an_optimizer_made_since_leads_at_once(library):
+    """Ten trials, each with an optimizer of its own: no step of theirs is lost."""
+    clock = Clock(library)
+    for trial in range(10):
+        made = clock.steps
+        for _ in range(5):
+            clock.optimizer_begins(trial, trial)
+            clock.optimizer_ends(trial, made)
+    assert library.steps == 50
+
+
+def test_two_optimizers_made_since_count_once(library):
+    clock = Clock(library)
+    for trial in range(4):
+        made = clock.steps
+        for _ in range(5):
+            for key in (2 * trial, 2 * trial + 1):
+                clock.optimizer_begins(key, key)
+                clock.optimizer_ends(key, made)
+    assert library.steps == 20
+
+
+def test_backward_counts_soon_where_an_optimizer_never_steps(library):
+    clock = Clock(library)
+    clock.leader.hopeful = True
+    for _ in range(60):
+        clock.backward_begins()
+        clock.backward_ends()
+    assert library.steps == 51
+
+
 def test_accumulation_counts_optimizer_steps(library):
     clock = Clock(library)
     clock.leader.hopeful = True

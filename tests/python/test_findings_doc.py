@@ -30,7 +30,7 @@ def test_every_reason_has_an_anchor():
     reasons |= named("src/report", r'kind: "([a-z-]+)"\.to_owned', "rs")
     reasons |= set(
         re.findall(
-            r'"(gradients|optimizer-state|training-state|emptied|bounded)"',
+            r'"(gradients|optimizer-state|training-state|emptied|bounded|in-use)"',
             (ROOT / "python/strandline/_answer.py").read_text(),
         )
     )

@@ -13,11 +13,11 @@ def run(library, of, looks=(30, 60)):
     graphs = _graphs.Graphs(library)
     weight = torch.ones(4, requires_grad=True)
     kept = torch.zeros(())
-    for step in range(1, looks[-1] + 1):
+    for step in range(1, looks[-1] + 2 * _graphs.SOON + 1):
         loss = (weight * step).sum()
         loss.backward(retain_graph=False)
         kept = of(kept, loss)
-        if step in looks:
+        if step in looks or (graphs.doubtful and step % _graphs.SOON == 0):
             graphs.look(step)
     return [remark["what"] for remark in library.remarks]
 
@@ -36,13 +36,26 @@ def test_the_graph_of_each_step(library):
     assert run(library, lambda total, loss: loss) == []
 
 
+def test_the_graph_of_a_model_that_is_unfrozen_layer_by_layer(library):
+    """Each step has a graph of its own, twice as large at the second look."""
+
+    def loss_of(step):
+        loss = torch.ones((), requires_grad=True)
+        for _ in range(step // 10 * 10):
+            loss = loss * 2
+        return loss
+
+    steps = iter(range(1, 100))
+    assert run(library, lambda total, loss: loss_of(next(steps))) == []
+
+
 def test_an_attribute(library):
     holder = Holder()
     graphs = _graphs.Graphs(library)
     weight = torch.ones(4, requires_grad=True)
     holder.total = torch.zeros(())
-    for step in range(1, 61):
+    for step in range(1, 69):
         holder.total = holder.total + (weight * 2).sum()
-        if step in (30, 60):
+        if step in (30, 60, 64, 68):
             graphs.look(step)
     assert len(library.remarks) == 1 and "holder.total" in library.remarks[0]["what"]

@@ -30,6 +30,7 @@ def explain(source, path, name, seconds=_explain.SECONDS):
             "live_blocks": len(blocks),
             "stack": [],
             "blocks": pick(blocks),
+            "shape": PATTERNS.get(name, {}).get("shape", ""),
         }
         answers.append(_explain.Explainer._search([candidate], seconds).get(1))
 

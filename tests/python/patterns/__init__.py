@@ -1,14 +1,24 @@
 """Small programs with a known holder, after reports of real leaks. The kept line carries the mark KEEP.
 
 A program calls `note(tensor)` when a block that stays is born, `tick()` when a step ends, `ask()` to have its blocks
-explained. Expected: `kind` of the holder, `path` and `fix` (regular expressions), `not_leak`, `released`.
+explained. Expected: `kind` of the holder, `path` and `fix` (regular expressions), `not_leak`, `released`. `shape` is what the ledger says of the
+candidate.
 """
 
 PATTERNS = {}
 
 
 def pattern(
-    name, source, kind=None, path="", fix="", not_leak=None, released="nothing", kept=True, bounded=None
+    name,
+    source,
+    kind=None,
+    path="",
+    fix="",
+    not_leak=None,
+    released="nothing",
+    kept=True,
+    bounded=None,
+    shape="",
 ):
     PATTERNS[name] = dict(
         source=source,
@@ -19,6 +29,7 @@ def pattern(
         released=released,
         kept=kept,
         bounded=bounded,
+        shape=shape,
     )
 
 
@@ -27,4 +38,4 @@ import torch, functools, collections, types, weakref, gc, queue
 from torch import nn
 """
 
-from . import containers, graphs, innocent, objects  # noqa: E402, F401
+from . import containers, graphs, innocent, names, objects  # noqa: E402, F401

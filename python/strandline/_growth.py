@@ -1,0 +1,72 @@
+"""Where in the paths to a candidate's blocks the growth is: the container that holds one more each time.
+
+Must not know: words, source code.
+Invariant: pure functions of the paths.
+"""
+
+import re
+from typing import Any, Dict, List, Optional, Tuple
+
+from . import _limits
+from ._path import Path
+
+
+def largest(paths: List[Tuple[int, Path]]) -> List[Tuple[int, Path]]:
+    """The paths that share a beginning with most others; of equals those with the oldest block."""
+    groups: Dict[Any, List[Tuple[int, Path]]] = {}
+    for born, path in paths:
+        name = next((step.name for step in path.steps if step.kind == "name"), "")
+        name = re.sub(r"\d+", "#", name)  # names that are made up: globals()[f"batch_{i}"]
+        groups.setdefault((path.root, path.prefix if path.root != "cycle" else "", name), []).append(
+            (born, path)
+        )
+    return max(groups.values(), key=len)
+
+
+def growth(group: List[Tuple[int, Path]]) -> Optional[int]:
+    """The outermost container in which blocks of different steps lie at different places."""
+    if group[0][1].around:
+        return None
+    births = len({born for born, _ in group})
+    best: Optional[int] = None
+    most = 1
+    for position in range(min(len(path.steps) for _, path in group)):
+        kind = group[0][1].steps[position].kind
+        different = len({tuple(path.keys()[: position + 1]) for _, path in group})
+        if different > most and births > 1:
+            if kind != "index":
+                if different >= births:
+                    same = len({id(path.steps[position].parent) for _, path in group}) == 1
+                    if same and births >= 3 and kind in ("attribute", "name"):
+                        best = position  # an attribute more each time
+                    break
+                continue
+            best, most = position, different
+            if different >= births:
+                break
+    if (best is None and births == 1) or len(group) == 1:
+        return _widest(group[0][1]) if len(group) == 1 else None
+    return best
+
+
+def _widest(path: Path) -> Optional[int]:
+    """Of a single path: the outermost container with more than a few entries."""
+    for position, step in enumerate(path.steps):
+        if step.name == "lru_cache":
+            return position
+        length = _limits._length(step.parent)
+        if step.kind == "index" and length is not None and length > 4:
+            return position
+    return None
+
+
+def common(group: List[Tuple[int, Path]]) -> int:
+    """The number of steps that all paths share."""
+    if len(group) == 1:
+        return len(group[0][1].steps)
+    count = 0
+    for position in range(min(len(path.steps) for _, path in group)):
+        if len({path.steps[position].text for _, path in group}) > 1:
+            break
+        count = position + 1
+    return count
