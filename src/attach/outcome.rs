@@ -141,7 +141,7 @@ impl State {
             for found in gone {
                 let finding = report::describe::finding(&judge, &found, &Stacks, self.clock);
                 let because = found.withdrawn.as_deref().unwrap_or_default();
-                write_stderr(&report::text::taken_back(&finding, because, self.outcome.colour));
+                voice::tell(&report::text::taken_back(&finding, because, self.outcome.colour));
             }
         }
         if fresh.is_empty() {

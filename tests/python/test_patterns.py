@@ -7,7 +7,7 @@ import types
 
 import pytest
 from patterns import HEAD, PATTERNS
-from strandline import _explain, _hooks
+from strandline import _explain, _hooks, _library
 
 
 def explain(source, path, name, seconds=_explain.SECONDS):
@@ -51,6 +51,14 @@ def explain(source, path, name, seconds=_explain.SECONDS):
 def pick(blocks):
     many = min(16, len(blocks))
     return [blocks[round(n * (len(blocks) - 1) / max(1, many - 1))] for n in range(many)]
+
+
+@pytest.fixture(autouse=True, params=["index", "collector"])
+def references(request, monkeypatch):
+    """Who refers to whom is asked of the library, or of the collector where the library cannot tell."""
+    quick = request.param == "index"
+    library = request.getfixturevalue("built_library") if quick else None
+    monkeypatch.setattr(_library, "find", lambda: library)
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,106 @@
+"""The index of references says what the collector says."""
+
+import gc
+
+import pytest
+from strandline._index import Index
+
+
+class Holder:
+    def __init__(self, thing):
+        self.thing = thing
+
+
+class Kin(Holder):
+    pass
+
+
+def closure(thing):
+    return lambda: thing
+
+
+def generator(thing):
+    yield 1
+    print(thing)
+
+
+@pytest.fixture
+def things():
+    return [[number] for number in range(5)]
+
+
+@pytest.fixture
+def kept(things):
+    """Every way to hold the first of the things, and some of the others."""
+    running = generator(things[0])
+    next(running)
+    return [
+        {"key": things[0], "other": things[1]},
+        (things[0], things[0], things[2]),
+        Holder(things[0]),
+        Kin(things[3]),
+        closure(things[0]),
+        running,
+        {1, 2, (things[0], 7)[1]},
+    ]
+
+
+def indexes(library):
+    objects = gc.get_objects()
+    return Index(objects, (Holder, Kin), library), Index(objects, (Holder, Kin), NoIndex())
+
+
+class NoIndex:
+    def python_index(self, objects, classes):
+        return None
+
+
+def test_holders_are_those_that_the_collector_names(built_library, things, kept):
+    quick, slow = indexes(built_library)
+    assert quick.is_quick and not slow.is_quick
+    ours = {id(things), id(quick._objects)}
+
+    def pairs(index, asked):
+        return {(id(holder), child) for holder, child in index.holders(asked) if id(holder) not in ours}
+
+    for asked in ([things[0]], [things[1], things[3]], [things[4]], [kept], [[]]):
+        assert pairs(quick, asked) == pairs(slow, asked)
+    assert len(pairs(quick, [things[0]])) >= 5
+    quick.close()
+    slow.close()
+
+
+def test_instances_are_found_with_those_of_subclasses(built_library, kept):
+    for index in indexes(built_library):
+        holders, kin = index.instances()
+        assert {id(kept[2]), id(kept[3])} <= set(map(id, holders))
+        assert id(kept[3]) in set(map(id, kin)) and id(kept[2]) not in set(map(id, kin))
+        index.close()
+
+
+def test_what_nothing_refers_to_is_told(built_library, things, kept):
+    alone = [object(), []]
+    for index in indexes(built_library):
+        found = index.referenced([things[0], *things[3:4]])
+        assert found == [things[0], things[3]]
+        index.close()
+    objects = [alone[1]]
+    for library in (built_library, NoIndex()):
+        assert Index(objects, (), library).referenced(alone) == []
+
+
+def test_many_holders_of_one_object(built_library):
+    thing = []
+    many = [[thing] for _ in range(1000)]
+    for index in indexes(built_library):
+        assert set(map(id, many)) <= {id(holder) for holder, _ in index.holders([thing])}
+        index.close()
+
+
+def test_an_index_of_nothing_and_of_no_list(built_library):
+    index = Index([], (), built_library)
+    assert index.is_quick and index.instances() == [] and index.holders([[]]) == []
+    index.close()
+    assert built_library.python_index((1, 2), ()) is None
+    assert built_library.python_index([1, 2], [int]) is None
+    built_library.python_forget(None)
