@@ -25,7 +25,7 @@ lint: build
 # STRANDLINE_REQUIRE_TORCH: a test that needs torch fails where there is none, instead of being skipped.
 test-rust: build
 	@venv=$$(scripts/venv.sh) && STRANDLINE_TEST_PYTHON="$$venv/bin/python" STRANDLINE_REQUIRE_TORCH=1 \
-	$(CARGO) test --locked
+	$(CARGO) test --locked --no-fail-fast
 
 test-python: build
 	@venv=$$(scripts/venv.sh) && "$$venv/bin/python" -m pytest -q tests
