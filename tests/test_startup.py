@@ -157,7 +157,7 @@ FAULTS = """
 def test_no_frame_of_ours_is_in_the_users_tracebacks(jobs, python):
     """Nor in warnings. (Module.train keeps one: dynamo has to see through it.)"""
     done = jobs.same(python, jobs.script(FAULTS))
-    assert done.code == 9 and done.err.count("Traceback (most") == 9 and "strandline" not in done.err
+    assert done.code == 9 and done.err.count("Traceback (most") == 9 and "<strandline>" not in done.err
 
 
 DISGUISES = """
