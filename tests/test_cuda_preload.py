@@ -211,7 +211,12 @@ def test_torch_s_own_memory_is_counted_once(tmp_path, programs, mode):
     cc("-shared", "-fPIC", "-o", cudart, *includes, FAKES / "cudart.c", "-ldl")
     jobs = Runner(tmp_path)
     script = jobs.script(TORCH, "job.py")
-    env = {"LD_PRELOAD": str(cudart), "LD_LIBRARY_PATH": str(programs["shared"].parent.parent)}
+    stand_ins = programs["shared"].parent.parent
+    env = {
+        "LD_PRELOAD": str(cudart),
+        "LD_LIBRARY_PATH": str(stand_ins),
+        "STRANDLINE_LIBCUDA": str(stand_ins / "libcuda.so.1"),  # there is no device file to go by
+    }
     done = jobs.bare(*command(jobs, sys.executable, script, mode=mode), env=env)
     assert done.code == 0, done.err
     assert done.out.startswith("40 "), done.err

@@ -4,14 +4,14 @@
 //! put it back (pytest does, around each test): what is said in between would be swallowed, so it goes to that
 //! copy. A log file or a pipe in stderr's place is where the job wants such lines. We keep no descriptor of our
 //! own: it would hold a pipe open after a daemon closed its own.
-//! Must not know what is said. Invariants: a text is written whole or not at all; nothing here fails, allocates
-//! before the process is set up, or writes to a process that had no stderr.
+//! Must not know what is said. Invariants: nothing here fails, waits for long, or writes to a process that had no
+//! stderr; a text that the reader has room for is written whole.
 
 use super::options;
 use libc::c_int;
 use std::fmt::Arguments;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU64, Ordering};
 
 /// The file that was stderr when this library was loaded, and whether there was one.
 static FILE: (AtomicU64, AtomicU64) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -19,6 +19,9 @@ static KNOWN: AtomicU8 = AtomicU8::new(UNKNOWN);
 const UNKNOWN: u8 = 0;
 const THERE: u8 = 1;
 const CLOSED: u8 = 2;
+
+/// How long a full pipe is waited for.
+const PATIENCE_MILLISECONDS: c_int = 2000;
 
 /// Remembers which file is stderr; runs when the library is loaded, before the program.
 extern "C" fn remember() {
@@ -81,15 +84,38 @@ fn writable(descriptor: c_int) -> bool {
     flags >= 0 && flags & libc::O_ACCMODE != libc::O_RDONLY
 }
 
+/// Waits until a pipe takes [`libc::PIPE_BUF`] bytes without holding us up; not for long, and but once in a row:
+/// the caller may have Python's lock, which the thread that empties the pipe may be waiting for.
+fn has_room(descriptor: c_int) -> bool {
+    static PATIENCE: AtomicI32 = AtomicI32::new(PATIENCE_MILLISECONDS);
+    let mut watched = libc::pollfd { fd: descriptor, events: libc::POLLOUT, revents: 0 };
+    loop {
+        // SAFETY: one structure, which lives through the call.
+        match unsafe { libc::poll(&mut watched, 1, PATIENCE.load(Ordering::Relaxed)) } {
+            0 => {
+                PATIENCE.store(0, Ordering::Relaxed);
+                return false;
+            }
+            ready if ready > 0 => {
+                PATIENCE.store(PATIENCE_MILLISECONDS, Ordering::Relaxed);
+                return true;
+            }
+            _ if std::io::Error::last_os_error().kind() == std::io::ErrorKind::Interrupted => {}
+            _ => return false,
+        }
+    }
+}
+
 /// Writes a text that ends with its line.
 pub fn write(text: &str) {
     let Some(place) = place() else { return };
     // In the middle of somebody's line of dots, for example.
     let apart = if place == libc::STDERR_FILENO { String::new() } else { format!("\n{text}") };
     let mut rest = if apart.is_empty() { text.as_bytes() } else { apart.as_bytes() };
-    while !rest.is_empty() {
+    while !rest.is_empty() && has_room(place) {
+        let part = &rest[..rest.len().min(libc::PIPE_BUF)];
         // SAFETY: the buffer lives through the call.
-        let written = unsafe { libc::write(place, rest.as_ptr().cast(), rest.len()) };
+        let written = unsafe { libc::write(place, part.as_ptr().cast(), part.len()) };
         match usize::try_from(written) {
             Ok(written) if written > 0 => rest = &rest[written.min(rest.len())..],
             _ if std::io::Error::last_os_error().kind() == std::io::ErrorKind::Interrupted => {}

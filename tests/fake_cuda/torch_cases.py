@@ -138,7 +138,7 @@ def case_snapshot():
 def case_fault_is_survived():
     """A panic of the allocator's own: said, and the job gets its memory all the same."""
     install()
-    with tempfile.TemporaryFile() as file:
+    with tempfile.NamedTemporaryFile() as file:  # one without a name would be taken for a capture
         saved = os.dup(2)
         os.dup2(file.fileno(), 2)
         try:
