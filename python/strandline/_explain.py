@@ -71,13 +71,14 @@ class Explainer:
     ) -> Dict[int, Dict[str, Any]]:
         collecting = gc.isenabled()
         gc.disable()
-        search = None
+        search = index = None
         try:
             current = in_use(list(_hooks.optimizers.values()))
-            deadline = time.thread_time() + seconds
             objects = gc.get_objects()
             _announce(len(candidates), len(objects))
-            search = Search(candidates, current, collecting, objects, deadline, pace)
+            index = Index(objects, classes(), seconds=seconds)
+            deadline = time.thread_time() + seconds
+            search = Search(candidates, current, collecting, objects, index, deadline, pace)
             del objects
             return search.answers()
         except Exception:
@@ -86,6 +87,8 @@ class Explainer:
         finally:
             if search is not None:
                 search.close()
+            if index is not None:
+                index.close()
             if collecting:
                 gc.enable()
 
@@ -98,7 +101,7 @@ def _announce(sites: int, count: int) -> None:
     if count >= _MANY and os.environ.get("STRANDLINE_QUIET", "0") in ("", "0"):
         _trouble.say(
             f"looking for what holds the blocks of {sites} sites among {count:,} objects "
-            f"(at most {SECONDS:.0f} s)"
+            f"(at most {2 * SECONDS:.0f} s)"
         )
 
 
@@ -122,6 +125,7 @@ class Search:
         current: Set[int],
         collecting: bool,
         objects: List[Any],
+        index: Index,
         deadline: float,
         pace: float = 0.0,
     ) -> None:
@@ -135,7 +139,7 @@ class Search:
         self._roots = Roots()
         self._objects = objects
         self._ours.add(objects)
-        self._index = Index(objects, classes())
+        self._index = index
         self._climb = Climb(self._roots, self._ours, self._index, deadline)
         self._files = Files()
         self._chosen: Dict[int, List[Block]] = {
@@ -150,7 +154,6 @@ class Search:
 
     def close(self) -> None:
         self._climb.close()
-        self._index.close()
         self._objects = []
         self._paths.clear()
         self._dangling.clear()

@@ -13,13 +13,15 @@ from . import _library
 class Index:
     """Holders of objects and instances of classes, as of the moment when it was made."""
 
-    def __init__(self, objects: List[Any], classes: Tuple[type, ...], library: Any = None) -> None:
+    def __init__(
+        self, objects: List[Any], classes: Tuple[type, ...], library: Any = None, seconds: float = 60.0
+    ) -> None:
         self._objects = objects
         self._classes = classes
         self._library = library if library is not None else _library.find()
         self._index: Optional[int] = None
         if self._library is not None:
-            self._index = self._library.python_index(objects, classes)
+            self._index = self._library.python_index(objects, classes, seconds)
 
     def close(self) -> None:
         if self._index is not None:

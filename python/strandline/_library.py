@@ -51,7 +51,7 @@ _SIGNATURES = {
     "strandline_trim": (ctypes.c_int, [ctypes.c_int]),
     "strandline_finish": (ctypes.c_int, []),
     "strandline_report": (ctypes.c_int, [ctypes.c_char_p]),
-    "strandline_python_index": (ctypes.c_void_p, [ctypes.py_object, ctypes.py_object]),
+    "strandline_python_index": (ctypes.c_void_p, [ctypes.py_object, ctypes.py_object, ctypes.c_uint32]),
     "strandline_python_holders": (
         ctypes.c_size_t,
         [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t],
@@ -127,9 +127,11 @@ class Library:
         return found if isinstance(found, dict) else {}
 
     # numbers of Python objects, as attach/python_objects.rs has them
-    def python_index(self, objects: List[Any], classes: Tuple[type, ...]) -> Optional[int]:
-        """The references among `objects`; None where this Python cannot be asked so."""
-        return self._functions["python_index"](objects, classes) or None
+    def python_index(
+        self, objects: List[Any], classes: Tuple[type, ...], seconds: float = 60.0
+    ) -> Optional[int]:
+        """The references among `objects`; None where this Python cannot be asked so, or not in that time."""
+        return self._functions["python_index"](objects, classes, int(seconds * 1000)) or None
 
     def python_holders(self, index: int, identity: int) -> Optional[Sequence[int]]:
         """The numbers of the objects that refer to this one; None if the index does not know it."""

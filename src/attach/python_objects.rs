@@ -11,6 +11,7 @@ use super::python_boot::symbol;
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 use libc::{c_int, c_uint, c_void};
+use std::time::{Duration, Instant};
 
 type Object = *mut c_void;
 type Visit = unsafe extern "C" fn(Object, *mut c_void) -> c_int;
@@ -18,6 +19,8 @@ type Traverse = unsafe extern "C" fn(Object, Visit, *mut c_void) -> c_int;
 
 /// Most references that are written down: 128 MiB of them.
 const MOST: usize = 1 << 24;
+/// The time is looked at whenever so many objects have been traversed.
+const BETWEEN_LOOKS: u32 = 1 << 14;
 /// `Py_tp_traverse` of CPython's typeslots.h, the same since 3.5.
 const TRAVERSE: c_int = 71;
 /// Where an object's type stands, in bytes; not so in a free-threaded Python, which is found out.
@@ -128,9 +131,12 @@ unsafe extern "C" fn visit(object: Object, walk: *mut c_void) -> c_int {
 }
 
 impl Index {
+    /// None as well where it would take too long, or more memory than there is.
+    ///
     /// # Safety
     /// The GIL is held; `objects` is a list and `classes` a tuple of types.
-    unsafe fn build(objects: Object, classes: Object) -> Option<Index> {
+    unsafe fn build(objects: Object, classes: Object, patience: Duration) -> Option<Index> {
+        let until = Instant::now() + patience;
         let api = Api::find()?;
         // SAFETY: the GIL may be asked for at any time.
         if unsafe { (api.gil_held)() } == 0 || !api.has_known_layout(objects) {
@@ -143,18 +149,19 @@ impl Index {
             unsafe { (api.clear_error)() };
             return None;
         };
+        let mut items: Vec<Object> = with_room(count as usize)?;
         // SAFETY: indices within the size just read; the list keeps its items alive and the GIL keeps it
         // from changing.
-        let items: Vec<Object> =
-            (0..count as isize).map(|at| unsafe { (api.list_item)(objects, at) }).collect();
+        items.extend((0..count as isize).map(|at| unsafe { (api.list_item)(objects, at) }));
         // SAFETY: as above.
         let classes: Vec<Object> =
             (0..of_interest.min(32) as isize).map(|at| unsafe { (api.tuple_item)(classes, at) }).collect();
-        let mut numbers = HashMap::with_capacity_and_hasher(items.len(), FixedState::default());
+        let mut numbers = HashMap::with_hasher(FixedState::default());
+        numbers.try_reserve(items.len()).ok()?;
         numbers.extend(items.iter().zip(0..).map(|(&item, number)| (item as usize, number)));
 
         let mut kinds: HashMap<usize, Kind, FixedState> = HashMap::default();
-        let mut instances = vec![Vec::new(); classes.len()];
+        let mut instances: Vec<Vec<u32>> = vec![Vec::new(); classes.len()];
         let mut walk = Walk { numbers: &numbers, holder: 0, references: Vec::new() };
         for (&item, number) in items.iter().zip(0..) {
             // SAFETY: the item is alive and its layout is known.
@@ -174,8 +181,11 @@ impl Index {
             };
             for (bit, of_class) in instances.iter_mut().enumerate() {
                 if kind.classes >> bit & 1 != 0 {
-                    of_class.push(number);
+                    push(of_class, number)?;
                 }
+            }
+            if number % BETWEEN_LOOKS == 0 && Instant::now() > until {
+                return None;
             }
             walk.holder = number;
             // SAFETY: what the collector does at every collection; `visit` touches no object.
@@ -184,7 +194,7 @@ impl Index {
             }
         }
         let references = walk.references;
-        let (starts, holders) = sorted(items.len(), &references);
+        let (starts, holders) = sorted(items.len(), &references)?;
         Some(Index { numbers, starts, holders, instances })
     }
 
@@ -195,23 +205,42 @@ impl Index {
     }
 }
 
-/// Sorts pairs (held, holder) by who is held: where each one's holders begin, and the holders.
-fn sorted(objects: usize, references: &[(u32, u32)]) -> (Vec<u32>, Vec<u32>) {
-    let mut starts = vec![0u32; objects + 1];
+/// An empty vector with room for `count`, if there is the memory.
+fn with_room<T>(count: usize) -> Option<Vec<T>> {
+    let mut made = Vec::new();
+    made.try_reserve_exact(count).ok()?;
+    Some(made)
+}
+
+fn push(numbers: &mut Vec<u32>, number: u32) -> Option<()> {
+    if numbers.len() == numbers.capacity() {
+        numbers.try_reserve(numbers.len().max(64)).ok()?;
+    }
+    numbers.push(number);
+    Some(())
+}
+
+/// Sorts pairs (held, holder) by who is held: where each one's holders begin, and the holders. None if there
+/// is no memory for that.
+fn sorted(objects: usize, references: &[(u32, u32)]) -> Option<(Vec<u32>, Vec<u32>)> {
+    let mut starts: Vec<u32> = with_room(objects + 1)?;
+    starts.resize(objects + 1, 0);
     for &(held, _) in references {
         starts[held as usize + 1] += 1;
     }
     for at in 0..objects {
         starts[at + 1] += starts[at];
     }
-    let mut next = starts.clone();
-    let mut holders = vec![0u32; references.len()];
+    let mut next: Vec<u32> = with_room(objects + 1)?;
+    next.extend_from_slice(&starts);
+    let mut holders: Vec<u32> = with_room(references.len())?;
+    holders.resize(references.len(), 0);
     for &(held, holder) in references {
         let at = &mut next[held as usize];
         holders[*at as usize] = holder;
         *at += 1;
     }
-    (starts, holders)
+    Some((starts, holders))
 }
 
 /// Writes numbers down as far as there is room; how many there are.
@@ -227,15 +256,21 @@ unsafe fn hand_over(numbers: &[u32], out: *mut c_uint, room: usize) -> usize {
     numbers.len()
 }
 
-/// For the Python side. Null where there can be no index. `strandline_python_forget` gives it back.
+/// For the Python side. Null where there can be no index, or none within so many milliseconds.
+/// `strandline_python_forget` gives it back.
 ///
 /// # Safety
 /// The GIL is held; `objects` is a list, which outlives the index, and `classes` a tuple of types.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn strandline_python_index(objects: Object, classes: Object) -> *mut Index {
+pub unsafe extern "C" fn strandline_python_index(
+    objects: Object,
+    classes: Object,
+    milliseconds: c_uint,
+) -> *mut Index {
     guarded(std::ptr::null_mut(), || {
+        let patience = Duration::from_millis(milliseconds.into());
         // SAFETY: the caller's contract.
-        let index = unsafe { Index::build(objects, classes) };
+        let index = unsafe { Index::build(objects, classes, patience) };
         index.map_or(std::ptr::null_mut(), |index| Box::into_raw(Box::new(index)))
     })
 }
@@ -296,16 +331,21 @@ mod tests {
 
     #[test]
     fn holders_are_sorted_by_who_is_held() {
-        let (starts, holders) = sorted(4, &[(2, 0), (0, 3), (2, 1), (2, 3)]);
+        let (starts, holders) = sorted(4, &[(2, 0), (0, 3), (2, 1), (2, 3)]).unwrap();
         assert_eq!(starts, [0, 1, 1, 4, 4]);
         assert_eq!(holders, [3, 0, 1, 3]);
-        assert_eq!(sorted(0, &[]), (vec![0], vec![]));
+        assert_eq!(sorted(0, &[]), Some((vec![0], vec![])));
+    }
+
+    #[test]
+    fn more_than_there_is_room_for_is_no_index() {
+        assert!(with_room::<u64>(usize::MAX / 16).is_none());
     }
 
     #[test]
     fn without_python_there_is_no_index() {
         // SAFETY: neither argument is looked at where there is no Python.
-        let index = unsafe { strandline_python_index(std::ptr::null_mut(), std::ptr::null_mut()) };
+        let index = unsafe { strandline_python_index(std::ptr::null_mut(), std::ptr::null_mut(), 1000) };
         assert!(index.is_null());
     }
 }

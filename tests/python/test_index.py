@@ -1,9 +1,15 @@
 """The index of references says what the collector says."""
 
 import gc
+import pathlib
+import subprocess
+import sys
 
 import pytest
+from runner import COMMAND
 from strandline._index import Index
+
+PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "python"
 
 
 class Holder:
@@ -51,7 +57,7 @@ def indexes(library):
 
 
 class NoIndex:
-    def python_index(self, objects, classes):
+    def python_index(self, objects, classes, seconds):
         return None
 
 
@@ -104,3 +110,31 @@ def test_an_index_of_nothing_and_of_no_list(built_library):
     assert built_library.python_index((1, 2), ()) is None
     assert built_library.python_index([1, 2], [int]) is None
     built_library.python_forget(None)
+
+
+def test_no_index_is_made_when_time_is_up(built_library):
+    assert built_library.python_index(gc.get_objects(), (), 0.0) is None
+
+
+def test_little_memory_costs_the_index_and_not_the_job(built_library):
+    """An allocation that fails would abort the process: so none may be made that can."""
+    script = f"""
+import ctypes, gc, resource, sys
+sys.path.insert(0, {str(PACKAGE)!r})
+from strandline._library import Library
+library = Library(ctypes.PyDLL({str(COMMAND.parent / "libstrandline.so")!r}))
+things = [[number] for number in range(1_500_000)]
+objects = gc.get_objects()
+pages = int(open("/proc/self/statm").read().split()[0])
+for more in range(0, 220, 20):
+    now = pages * 4096 + (more << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (now, resource.RLIM_INFINITY))
+    index = library.python_index(objects, (list,))
+    if index is not None:
+        library.python_forget(index)
+    print(more, index is not None)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.split()
+    assert lines[1] == "False" and lines[-1] == "True", done.stdout
