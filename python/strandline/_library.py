@@ -51,16 +51,16 @@ _SIGNATURES = {
     "strandline_trim": (ctypes.c_int, [ctypes.c_int]),
     "strandline_finish": (ctypes.c_int, []),
     "strandline_report": (ctypes.c_int, [ctypes.c_char_p]),
-    "strandline_python_index": (ctypes.c_void_p, [ctypes.py_object, ctypes.py_object, ctypes.c_uint32]),
-    "strandline_python_holders": (
+    "strandline_internal_index": (ctypes.c_void_p, [ctypes.py_object, ctypes.py_object, ctypes.c_uint32]),
+    "strandline_internal_holders": (
         ctypes.c_size_t,
         [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t],
     ),
-    "strandline_python_instances": (
+    "strandline_internal_instances": (
         ctypes.c_size_t,
         [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t],
     ),
-    "strandline_python_forget": (None, [ctypes.c_void_p]),
+    "strandline_internal_forget": (None, [ctypes.c_void_p]),
     "strandline_stats": (ctypes.c_size_t, [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t]),
 }
 
@@ -131,18 +131,18 @@ class Library:
         self, objects: List[Any], classes: Tuple[type, ...], seconds: float = 60.0
     ) -> Optional[int]:
         """The references among `objects`; None where this Python cannot be asked so, or not in that time."""
-        return self._functions["python_index"](objects, classes, int(seconds * 1000)) or None
+        return self._functions["internal_index"](objects, classes, int(seconds * 1000)) or None
 
     def python_holders(self, index: int, identity: int) -> Optional[Sequence[int]]:
         """The numbers of the objects that refer to this one; None if the index does not know it."""
-        return self._numbers("python_holders", index, identity)
+        return self._numbers("internal_holders", index, identity)
 
     def python_instances(self, index: int, number: int) -> Sequence[int]:
         """The numbers of the instances of the class of this number."""
-        return self._numbers("python_instances", index, number) or ()
+        return self._numbers("internal_instances", index, number) or ()
 
     def python_forget(self, index: int) -> None:
-        self._functions["python_forget"](index)
+        self._functions["internal_forget"](index)
 
     def _numbers(self, name: str, index: int, which: int) -> Optional[Sequence[int]]:
         function = self._functions[name]

@@ -257,12 +257,12 @@ unsafe fn hand_over(numbers: &[u32], out: *mut c_uint, room: usize) -> usize {
 }
 
 /// For the Python side. Null where there can be no index, or none within so many milliseconds.
-/// `strandline_python_forget` gives it back.
+/// `strandline_internal_forget` gives it back.
 ///
 /// # Safety
 /// The GIL is held; `objects` is a list, which outlives the index, and `classes` a tuple of types.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn strandline_python_index(
+pub unsafe extern "C" fn strandline_internal_index(
     objects: Object,
     classes: Object,
     milliseconds: c_uint,
@@ -281,7 +281,7 @@ pub unsafe extern "C" fn strandline_python_index(
 /// # Safety
 /// `index` is alive; `out` has room for `room` numbers.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn strandline_python_holders(
+pub unsafe extern "C" fn strandline_internal_holders(
     index: *const Index,
     address: usize,
     out: *mut c_uint,
@@ -298,7 +298,7 @@ pub unsafe extern "C" fn strandline_python_holders(
 /// # Safety
 /// As above.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn strandline_python_instances(
+pub unsafe extern "C" fn strandline_internal_instances(
     index: *const Index,
     class: usize,
     out: *mut c_uint,
@@ -316,9 +316,9 @@ pub unsafe extern "C" fn strandline_python_instances(
 /// For the Python side: gives an index back.
 ///
 /// # Safety
-/// `index` came from `strandline_python_index` and is not used any more.
+/// `index` came from `strandline_internal_index` and is not used any more.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn strandline_python_forget(index: *mut Index) {
+pub unsafe extern "C" fn strandline_internal_forget(index: *mut Index) {
     if !index.is_null() {
         // SAFETY: the caller's contract.
         guarded((), || drop(unsafe { Box::from_raw(index) }));
@@ -345,7 +345,7 @@ mod tests {
     #[test]
     fn without_python_there_is_no_index() {
         // SAFETY: neither argument is looked at where there is no Python.
-        let index = unsafe { strandline_python_index(std::ptr::null_mut(), std::ptr::null_mut(), 1000) };
+        let index = unsafe { strandline_internal_index(std::ptr::null_mut(), std::ptr::null_mut(), 1000) };
         assert!(index.is_null());
     }
 }
