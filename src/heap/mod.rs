@@ -4,7 +4,7 @@
 //! request of `size` bytes on a stream:
 //!
 //! ```text
-//! malloc ─▶ lane (stream, pool) ─▶ ≤ 32 KiB: a slot of a slab          size_class, slab
+//! malloc ─▶ lane (stream, pool) ─▶ ≤ 32 KiB: a slot of a slab          size_class, slab, slabs
 //!                              └─▶ else: where it lay a step ago,    trail, retrace
 //!                                  or best fit among free ranges     fit, block
 //!   nothing fits ─▶ finished events ─▶ grow: idle pages are mapped    stream, grow, window,
@@ -32,6 +32,7 @@ mod retrace;
 mod segment;
 mod size_class;
 mod slab;
+mod slabs;
 mod slot;
 mod snapshot;
 mod stats;
@@ -56,7 +57,7 @@ pub use pool::Filter;
 pub use snapshot::{BlockInfo, BlockState, Seen, SegmentInfo};
 pub use stats::{DriverWork, Split, Stat, Stats};
 
-use arena::{Lane, RUNS, arena_number, kind_for, kind_of, lane_of, part_of};
+use arena::{Lane, RUNS, kind_for, kind_of, lane_of, part_of};
 use block::{Blocks, Id, NONE, State};
 use fit::GRAIN;
 use pool::Pools;
@@ -584,61 +585,6 @@ impl<D: Driver> Heap<D> {
         self.lanes[lane_of(arena)].arenas[kind_of(arena)].taken += 1;
         self.stats.handed_out(part_of(arena), size, requested);
         at
-    }
-
-    /// Makes a slab of a class out of free memory of the lane; none if there is no room for one.
-    fn make_slab(&mut self, lane: usize, class: usize) -> Option<u32> {
-        let size = self.classes.size(class);
-        let run = run_for(size);
-        // Everything in this arena is a multiple of the unit, so everything is aligned.
-        let id = self.lanes[lane].arenas[RUNS].bins.best(&self.blocks, run)?;
-        let runs = self.blocks[id].arena;
-        self.unbin(runs, id);
-        if self.blocks[id].size > run {
-            let rest = self.blocks.split(id, run);
-            self.bin(runs, rest);
-        }
-        let (base, segment) = (self.blocks[id].addr, self.blocks[id].segment);
-        let slab = self.slabs.create(base, id, size, arena_number(lane, SMALL), class);
-        self.blocks[id].state = State::Slab;
-        self.blocks[id].b = slab;
-        self.space.set_slab(segment, base, run, Some(slab));
-        let lane = &mut self.lanes[lane];
-        lane.arenas[RUNS].taken += 1;
-        self.slabs.link(&mut lane.arenas[SMALL].slabs[class], slab);
-        Some(slab)
-    }
-
-    /// Gives an empty slab's run back to its arena.
-    #[cold]
-    fn retire_slab(&mut self, id: u32) {
-        let slab = &self.slabs[id];
-        let (base, run, class, arena) = (slab.base, slab.block, usize::from(slab.class), slab.arena);
-        let (segment, size) = (self.blocks[run].segment, self.blocks[run].size);
-        let lane = &mut self.lanes[lane_of(arena)];
-        let clock = lane.last_free;
-        let in_arena = &mut lane.arenas[SMALL];
-        self.slabs.unlink(&mut in_arena.slabs[class], id);
-        if in_arena.empty[class] == id {
-            in_arena.empty[class] = NONE;
-        }
-        lane.arenas[RUNS].taken -= 1;
-        self.slabs.retire(id);
-        self.space.set_slab(segment, base, size, None);
-        self.release_range(run, clock);
-    }
-
-    /// Gives the empty slabs of a lane back; whether there were any.
-    fn retire_empty_slabs(&mut self, lane: usize) -> bool {
-        let mut any = false;
-        for class in 0..self.classes.count() {
-            let slab = self.lanes[lane].arenas[SMALL].empty[class];
-            if slab != NONE {
-                self.retire_slab(slab);
-                any = true;
-            }
-        }
-        any
     }
 }
 
