@@ -13,6 +13,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 from . import _fixes, _growth, _limits, _use
 from ._code import Files, text
 from ._holders import Climb, isinstance_plain
+from ._machine import memory, profiling
 from ._path import _LRU, _TENSOR_HOOKS, Path, Step, type_name
 from ._roles import module_path
 from ._roots import Roots, is_user_file
@@ -23,7 +24,6 @@ _SUSPENDED = (" > generator ", " > coroutine ", " > async_generator ")
 _SENSIBLE = 30 * 86_400.0  # seconds in which a bound is reached, or it is none
 _SHARE = 0.5  # of a device's memory that a full container may take
 _REASONS = {"emptied": "emptied", "made late": "in-use", "made anew only": "largest-input"}
-_TRUST = 3  # times that "it is emptied elsewhere" is believed of a container that went on growing
 
 
 class Evidence(NamedTuple):
@@ -80,9 +80,9 @@ def compose(evidence: Evidence, climb: Climb, roots: Roots, files: Files) -> Dic
             return answer
         if not evidence.sought:
             return unknown()
-        path = "held by the active profiler" if _profiling() else "held by C++"
+        path = "held by the active profiler" if profiling() else "held by C++"
         answer = unknown(path, "c++")
-        answer["fix"] = "stop the profiler, or give it a schedule" if _profiling() else _fixes.outside()
+        answer["fix"] = "stop the profiler, or give it a schedule" if profiling() else _fixes.outside()
         answer["group"] = path + ": " + str(evidence.candidate.get("allocated_at"))
         return answer
     answer = _Composer(evidence, climb, roots, files).answer()
@@ -136,7 +136,7 @@ class _Composer:
         if kept is not None and kept.store is not None and kept.holder is not None:
             bound = self._by_use(answer, kept, kept.store, kept.holder, shape) or bound
         if bound is not None:
-            if bound.length is not None and bound.capacity is not None:
+            if bound.length is not None and bound.capacity is not None and bound.entries:
                 answer["bounded"] = {"length": bound.length, "capacity": bound.capacity}
             if self._fits(bound) and (not path.through_graph or self._nearly_full(bound)):
                 answer["not_a_leak"] = bound.reason + self._when_full(bound)
@@ -144,6 +144,8 @@ class _Composer:
                     (reason for words, reason in _REASONS.items() if bound.reason.startswith(words)),
                     "bounded",
                 )
+            elif not bound.entries:
+                pass  # a far bound in bytes or the like: no number to show
             elif path.through_graph and bound.capacity is not None and container is not None:
                 answer["fix"] = _fixes.graph_bounded(self._holder_text(kept), bound.capacity)
                 answer["held_by"]["path"] += f"; at most {bound.capacity:,}{self._when_full(bound)}"
@@ -328,13 +330,14 @@ class _Composer:
         if own is not None or kept is None or kept.store is None or kept.holder is None:
             return own
         # What is said to be emptied and grew manifold since is not believed for ever.
-        trusted = int(self.evidence.candidate.get("asked", 0)) < _TRUST
+        asked = int(self.evidence.candidate.get("asked", 0))
+        trusted = asked < _limits.TRUST
         if kept.library:
             return (
                 _limits.emptied(kept.store, kept.holder, [kept.holder.name], self.finder) if trusted else None
             )
         owner = kept.step.parent if kept.step is not None and kept.step.kind == "attribute" else None
-        evicting = _limits.evicting(kept.store, kept.holder, container, owner)
+        evicting = _limits.evicting(kept.store, kept.holder, container, owner, asked)
         if evicting is not None or not trusted:
             return evicting
         return _limits.begun_anew(kept.store, kept.holder) or _limits.emptied(
@@ -372,7 +375,7 @@ class _Composer:
         per_step = float(self.evidence.candidate.get("bytes_per_step", 0.0))
         if per_step > 0 and (full - live) / per_step * self.evidence.pace > _SENSIBLE:
             return False
-        return full < _SHARE * _memory(int(self.evidence.candidate.get("device", -1)))
+        return full < _SHARE * memory(int(self.evidence.candidate.get("device", -1)))
 
     # words
     def _about(self, container: Any) -> str:
@@ -568,34 +571,3 @@ def _user_files(stack: List[Tuple[str, str, int]], files: Files) -> List[str]:
     """The user's source files: those of the allocation, then all others."""
     of_stack = [file for file, _, _ in stack if is_user_file(file)]
     return list(dict.fromkeys([*of_stack, *files.users]))[:300]
-
-
-def _profiling() -> bool:
-    try:
-        import torch
-
-        return bool(torch.autograd._profiler_enabled())
-    except Exception:
-        return False
-
-
-def _allowed() -> float:
-    """The memory that a container of this machine may use, where it is limited."""
-    for place in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            with open(place) as file:
-                return float(file.read())
-        except (OSError, ValueError):
-            continue
-    return float("inf")
-
-
-def _memory(device: int) -> float:
-    try:
-        if device >= 0:
-            import torch
-
-            return float(torch.cuda.get_device_properties(device).total_memory)
-        return min(float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")), _allowed())
-    except Exception:
-        return float("inf")

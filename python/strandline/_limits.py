@@ -2,18 +2,22 @@
 
 Must not know: tensors, autograd, who asks.
 Invariant: a bound is claimed only when the container itself has one, or when the code that adds also takes out
-under a condition that concerns the container's length or budget, or starts the container anew in an outer loop.
+under a condition that concerns the container (its length, a count of it, its keys), or starts the container anew in an
+outer loop. One of which the number is not known is believed until growth proves otherwise.
 """
 
 import ast
 import collections
 import os
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from ._code import Statement, expressions, text
 from ._path import _LRU
 from ._source import Finder, Holder, Matcher, Store, _empty, _pairs, finds, stripped
 
+TRUST = 3  # times that a bound which the source only suggests is believed of a container that went on growing
+_FIRM = 6  # times that one is whose condition is about the container, but compares with a number nobody knows
+_WORDS = ("budget", "max", "capacity", "limit", "size", "bytes", "window", "keep")
 _TAKERS = {"pop", "popleft", "popitem", "clear", "remove", "discard", "delete", "evict", "trim", "truncate"}
 
 
@@ -21,6 +25,16 @@ class Bound(NamedTuple):
     reason: str
     length: Optional[int]
     capacity: Optional[int]
+    entries: bool = True  # length and capacity count entries, not bytes or the like
+
+
+class _Test(NamedTuple):
+    """A condition under which entries are dropped."""
+
+    condition: Any
+    compare: Any  # the comparison in it that says so
+    firm: bool  # it is about the container itself
+    sized: bool  # about its length
 
 
 def own_bound(container: Any) -> Optional[Bound]:
@@ -40,8 +54,8 @@ def own_bound(container: Any) -> Optional[Bound]:
     return None
 
 
-def evicting(store: Store, holder: Holder, container: Any, owner: Any) -> Optional[Bound]:
-    """A bound kept by the code around the statement that adds."""
+def evicting(store: Store, holder: Holder, container: Any, owner: Any, asked: int = 0) -> Optional[Bound]:
+    """A bound kept by the code around the statement that adds. `asked`: how often it was believed before."""
     match = finds(holder)
     file = store.file
     here = store.statement
@@ -54,17 +68,17 @@ def evicting(store: Store, holder: Holder, container: Any, owner: Any) -> Option
             continue  # in another loop of this function
         if not _takes(statement, match):
             continue
-        test = _bounding_test(statement, match, holder)
+        test = _bounding_test(statement, match, store)
         if test is None:
             continue
-        capacity = _capacity(test, owner)
-        length = _length(container)
+        length, capacity, entries = _measured(test, statement, store, container, owner)
         if capacity is not None and length is not None and length > 2 * capacity + 16:
             continue  # the condition does not hold it back
+        if capacity is None and asked >= (_FIRM if test.firm else TRUST):
+            continue
         where = f"{os.path.basename(file.name)}:{statement.line}"
-        return Bound(
-            f"bounded by its own code: entries are dropped when {text(test)} ({where})", length, capacity
-        )
+        reason = f"bounded by its own code: entries are dropped when {text(test.condition)} ({where})"
+        return Bound(reason, length, capacity, entries)
     return None
 
 
@@ -239,47 +253,117 @@ def _takes(statement: Statement, match: Matcher) -> bool:
     return False
 
 
-def _bounding_test(statement: Statement, match: Matcher, holder: Holder) -> Any:
-    """The condition under which the statement takes out, if it is one about size."""
+def _bounding_test(statement: Statement, match: Matcher, store: Store) -> Optional[_Test]:
+    """The condition under which the statement takes out, if it is one about the size of the container."""
     node = statement.node
     if isinstance(node, ast.Assign) and _is_cut(node.value) and not statement.tests:
-        return node.value  # always cut to its last entries
+        return _Test(node.value, node.value, True, True)  # always cut to its last entries
     for enclosing in reversed(statement.tests):
-        test = enclosing.test
-        for part in ast.walk(test):
-            if isinstance(part, ast.Compare) and any(
+        for part in ast.walk(enclosing.test):
+            if not isinstance(part, ast.Compare) or not any(
                 isinstance(op, (ast.Gt, ast.GtE, ast.Lt, ast.LtE, ast.Eq)) for op in part.ops
             ):
-                words = text(part).lower()
-                calls = [inner for inner in ast.walk(part) if isinstance(inner, ast.Call) and inner.args]
-                sized = any(text(call.func) == "len" and match(stripped(call.args[0])[0]) for call in calls)
-                if sized or any(
-                    word in words
-                    for word in ("budget", "max", "capacity", "limit", "size", "bytes", "window", "keep")
-                ):
-                    return test
-    return None
-
-
-def _capacity(test: Any, owner: Any) -> Optional[int]:
-    """The number that a length is compared with, if it is a constant or an attribute of the owner."""
-    if _is_cut(test):
-        lower = test.slice.lower
-        return _number(lower.operand, owner) if isinstance(lower, ast.UnaryOp) else None
-    for part in ast.walk(test):
-        if isinstance(part, ast.Compare) and len(part.comparators) == 1:
-            sides = [part.left, part.comparators[0]]
-            if not any(isinstance(side, ast.Call) and text(side.func) == "len" for side in sides):
                 continue
-            for side in sides:
-                number = _number(side, owner)
-                if number is not None:
-                    return number
+            if any(_is_len(inner, match) for inner in ast.walk(part)):
+                return _Test(enclosing.test, part, True, True)
+            words = text(part).lower()
+            firm = _concerns(part, statement, match, store)
+            if firm is not None and any(word in words for word in _WORDS):
+                return _Test(enclosing.test, part, firm, False)
     return None
 
 
-def _number(node: Any, owner: Any) -> Optional[int]:
-    """A constant, or an attribute of the owner that is a whole number."""
+def _is_len(node: Any, match: Matcher) -> bool:
+    return (
+        isinstance(node, ast.Call)
+        and text(node.func) == "len"
+        and bool(node.args)
+        and match(stripped(node.args[0])[0])
+    )
+
+
+def _concerns(part: Any, taker: Statement, match: Matcher, store: Store) -> Optional[bool]:
+    """Whether a comparison is about the container: True where it, a count of it or its keys are compared, False where
+    only a counter or an index is, or the memory in use; None where it is about something else."""
+
+    def holds(node: Any) -> bool:
+        return any(match(inner) for inner in ast.walk(node))
+
+    file, calls = store.file, [inner for inner in ast.walk(part) if isinstance(inner, ast.Call)]
+    if any(holds(given) for call in calls for given in call.args):
+        return True
+    names = {_last(inner) for inner in ast.walk(part) if isinstance(inner, (ast.Name, ast.Attribute))}
+    counted = any("memory" in text(call.func) for call in calls)
+    for loop in taker.loops:
+        if isinstance(loop, (ast.For, ast.AsyncFor)) and names & _names(loop.target):
+            if holds(loop.iter):
+                return True
+            counted = True
+    for statement in file.statements:
+        node = statement.node
+        asked = statement.function is not None and statement.function.name in names
+        if asked and any(match(inner) for inner in expressions(node)):
+            return True  # a method or a property that asks the container
+        if not isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)) or node.value is None:
+            continue
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        if any(match(stripped(target)[0]) for target in targets):
+            continue
+        own = {_last(target) for target in targets} & names
+        if own and holds(node.value):
+            return True
+        again = isinstance(node, ast.AugAssign) or bool(own & _names(node.value))
+        near = statement.function in (taker.function, store.statement.function) or (
+            statement.cls is not None and statement.cls == taker.cls
+        )
+        counted = counted or (bool(own) and near and (again or "memory" in text(node.value)))
+    keys = [
+        target.slice
+        for target in (taker.node.targets if isinstance(taker.node, ast.Delete) else [])
+        if isinstance(target, ast.Subscript)
+    ]
+    for call in expressions(taker.node):
+        if isinstance(call, ast.Call) and _last(call.func) in _TAKERS:
+            keys += call.args
+    return False if counted or any(names & _names(key) for key in keys) else None
+
+
+def _last(node: Any) -> str:
+    return str(getattr(node, "id", getattr(node, "attr", "")))
+
+
+def _names(node: Any) -> Set[str]:
+    return {_last(inner) for inner in ast.walk(node) if isinstance(inner, (ast.Name, ast.Attribute))}
+
+
+def _measured(
+    test: _Test, taker: Statement, store: Store, container: Any, owner: Any
+) -> Tuple[Optional[int], Optional[int], bool]:
+    """How full the container is and how full it may be, as far as known, and whether these count entries."""
+    length, compare = _length(container), test.compare
+    if _is_cut(compare):
+        lower = compare.slice.lower
+        capacity = _number(lower.operand, owner, taker, store) if isinstance(lower, ast.UnaryOp) else None
+        return length, capacity, True
+    if len(compare.comparators) != 1:
+        return length, None, True
+    sides = [compare.left, compare.comparators[0]]
+    if test.sized:
+        sides = [side for side in sides if not (isinstance(side, ast.Call) and text(side.func) == "len")]
+        numbers = [_number(side, owner, taker, store) for side in sides] if len(sides) == 1 else []
+        return length, next(iter(numbers), None), True
+    if isinstance(compare.ops[0], (ast.Lt, ast.LtE)):
+        sides.reverse()
+    index = {name for loop in taker.loops for name in _names(getattr(loop, "target", compare.ops[0]))}
+    capacity = _number(sides[1], owner, taker, store)
+    if _last(sides[0]) in index:
+        return length, capacity, True
+    count = _number(sides[0], owner, taker, store) if isinstance(sides[0], ast.Attribute) else None
+    return (count, capacity, False) if count and capacity else (length, None, True)
+
+
+def _number(node: Any, owner: Any, taker: Statement, store: Store) -> Optional[int]:
+    """A constant, an attribute of the owner that is a whole number, or a name that is bound to one constant."""
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return node.value
     if isinstance(node, ast.Attribute) and owner is not None:
@@ -287,9 +371,24 @@ def _number(node: Any, owner: Any) -> Optional[int]:
             value = object.__getattribute__(owner, "__dict__").get(node.attr)
         except Exception:
             return None
-        if type(value) is int:
-            return value
-    return None
+        return value if type(value) is int else None
+    if not isinstance(node, ast.Name):
+        return None
+    bound = []
+    for statement in store.file.statements:
+        if statement.function not in (None, taker.function):
+            continue
+        if isinstance(statement.node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+            targets = getattr(statement.node, "targets", None) or [statement.node.target]
+            if any(node.id == _last(target) for target in targets if isinstance(target, ast.Name)):
+                bound.append(statement.node.value)
+    arguments = getattr(taker.function, "args", None)
+    if arguments is not None and any(
+        each.arg == node.id for each in [*arguments.args, *arguments.kwonlyargs]
+    ):
+        return None  # whatever is passed
+    value = getattr(bound[0], "value", None) if len(bound) == 1 else None
+    return value if type(value) is int else None
 
 
 def _is_cut(node: Any) -> bool:

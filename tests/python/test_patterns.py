@@ -31,6 +31,7 @@ def explain(source, path, name, seconds=_explain.SECONDS):
             "stack": [],
             "blocks": pick(blocks),
             "shape": PATTERNS.get(name, {}).get("shape", ""),
+            "asked": PATTERNS.get(name, {}).get("asked", 0),
         }
         answers.append(_explain.Explainer._search([candidate], seconds).get(1))
 

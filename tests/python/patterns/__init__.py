@@ -1,8 +1,8 @@
 """Small programs with a known holder, after reports of real leaks. The kept line carries the mark KEEP.
 
 A program calls `note(tensor)` when a block that stays is born, `tick()` when a step ends, `ask()` to have its blocks
-explained. Expected: `kind` of the holder, `path` and `fix` (regular expressions), `not_leak`, `released`. `shape` is what the ledger says of the
-candidate.
+explained. Expected: `kind` of the holder, `path` and `fix` (regular expressions), `not_leak`, `released`. `shape` and
+`asked` are what the ledger says of the candidate.
 """
 
 PATTERNS = {}
@@ -19,6 +19,7 @@ def pattern(
     kept=True,
     bounded=None,
     shape="",
+    asked=0,
 ):
     PATTERNS[name] = dict(
         source=source,
@@ -30,6 +31,7 @@ def pattern(
         kept=kept,
         bounded=bounded,
         shape=shape,
+        asked=asked,
     )
 
 

@@ -164,3 +164,101 @@ pattern(
     r"metric\.preds\[",
     r"never emptied",
 )
+
+for about, condition in {
+    "the loss": "x.sum().item() > max_grad * 1e9",
+    "another container": "len(seen) > max_grad",
+    "an index of no concern": "i > 10_000_000_000 and max(1, 2) > 1",
+}.items():
+    pattern(
+        f"taken out under a condition about {about}",
+        f"""
+def main():
+    max_grad = 1.0; keep = []; seen = []
+    for i in range(12):
+        x = torch.randn(64); note(x); keep.append(x)  # KEEP
+        if {condition}: keep.pop()
+        del x; tick()
+    ask()
+main()
+""",
+        "list",
+        r"keep\[",
+    )
+
+WINDOW = """
+def main(cfg):
+    {before}
+    keep = []
+    for i in range(12):
+        x = torch.randn(64); note(x); keep.append(x)  # KEEP
+        if {condition}: keep.pop(0)
+        del x; tick()
+    ask()
+main({{"n": 40}})
+"""
+
+pattern(
+    "an index and a window",
+    WINDOW.format(before="window = 40", condition="i >= window"),
+    "list",
+    r"keep\[",
+    not_leak=r"when i >= window",
+    kept=False,
+    bounded={"length": 12, "capacity": 40},
+)
+
+pattern(
+    "a length in a name",
+    WINDOW.format(before="pass", condition='(n := len(keep)) > cfg["n"]'),
+    "list",
+    r"keep\[",
+    not_leak=r"dropped when",
+    kept=False,
+    asked=5,
+)
+
+for asked, believed in ((2, True), (3, False)):
+    pattern(
+        f"an index and a limit that nobody knows, asked {asked} times before",
+        WINDOW.format(before='limit = cfg["n"]', condition="i >= limit"),
+        "list",
+        r"keep\[",
+        not_leak=r"when i >= limit" if believed else None,
+        kept=not believed,
+        asked=asked,
+    )
+
+pattern(
+    "a length and a limit that nobody knows, asked too often",
+    WINDOW.format(before='limit = cfg["n"]', condition="len(keep) > limit"),
+    "list",
+    r"keep\[",
+    asked=6,
+)
+
+MEMORY = """
+class Memory:
+    def __init__(self, budget): self.budget, self.frames, self.clips = budget, 0, collections.deque()
+    def add(self, x):
+        self.clips.append(x)  # KEEP
+        self.frames += len(x)
+        while self.frames > self.budget:
+            self.frames -= len(self.clips.popleft())
+memory = Memory({budget})
+for _ in range(12):
+    x = torch.randn(64); note(x); memory.add(x); del x; tick()
+ask()
+"""
+
+pattern(
+    "a count and a budget",
+    MEMORY.format(budget=64 * 40),
+    "deque",
+    r"memory\.clips",
+    not_leak=r"self\.frames > self\.budget",
+    kept=False,
+    asked=9,
+)
+
+pattern("a count and a budget beyond all memory", MEMORY.format(budget=1 << 50), "deque", r"memory\.clips")
