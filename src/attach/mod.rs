@@ -8,6 +8,7 @@
 //! | [`voice`] | what is said, on the stderr that the process was started with |
 //! | [`preload`] | the symbols that a preloaded library takes the place of |
 //! | [`python_boot`] | runs the Python side when `import torch` is seen |
+//! | [`python_module`] | `import strandline` before `import torch` |
 //! | [`python_objects`] | which Python object refers to which, for the search for holders |
 //! | [`process`] | the one state of a process: heaps, ledgers, clock, judge |
 //! | [`served`] | one device: its heap and its ledger under one lock |
@@ -51,6 +52,7 @@ pub mod process;
 pub mod python_boot;
 pub mod python_objects;
 pub mod served;
+pub mod python_module;
 pub mod siblings;
 pub mod signal;
 pub mod spelling;
