@@ -164,6 +164,90 @@ def test_what_only_an_installed_package_has_is_found_in_it(jobs, python):
     assert done.out == "found strandline.only_here\n<strandline>/__init__.py\n", done.err
 
 
+INTERRUPTS = """
+    import os, signal, sys, torch
+    from strandline._around import _plain, around
+    from strandline._clock import Clock
+
+    def interrupt(*args, **kwargs):
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(10):
+            pass
+
+    def leave(*args, **kwargs):
+        raise SystemExit(3)
+
+    def trouble(*args, **kwargs):
+        raise ValueError("of ours")
+
+    def nothing(*args, **kwargs):
+        return True
+
+    def original(fails):
+        print("called", end=" ")
+        if fails:
+            raise LookupError("of the original")
+        return "result"
+
+    def tried(make, before, after, fails):
+        try:
+            print(make(original, before, after)(fails))
+        except BaseException as error:
+            print(type(error).__name__, type(error.__context__).__name__)
+
+    for make in (around, _plain):
+        print(type(make(original, nothing, nothing)).__name__)
+        for fails in (False, True):
+            for before, after in (
+                (interrupt, nothing), (leave, nothing), (trouble, nothing),
+                (nothing, interrupt), (nothing, leave), (nothing, trouble),
+            ):
+                tried(make, before, after, fails)
+
+    # An interrupt in the middle of what is done before a backward pass: the next pass is seen again.
+    net = torch.nn.Linear(2, 1)
+    seen = []
+    begins = Clock.backward_begins
+
+    def interrupted(self):
+        seen.append("pass")
+        if len(seen) == 1:
+            interrupt()
+        return begins(self)
+
+    Clock.backward_begins = interrupted
+    for _ in range(3):
+        try:
+            net(torch.ones(1, 2)).sum().backward()
+        except KeyboardInterrupt:
+            print("interrupted")
+    print(seen)
+"""
+
+EXPECTED = """
+KeyboardInterrupt NoneType
+SystemExit NoneType
+called result
+called KeyboardInterrupt NoneType
+called SystemExit NoneType
+called result
+KeyboardInterrupt NoneType
+SystemExit NoneType
+called LookupError NoneType
+called KeyboardInterrupt LookupError
+called SystemExit LookupError
+called LookupError NoneType
+"""
+
+
+def test_an_interrupt_that_comes_in_our_code_reaches_the_job(jobs, python):
+    """Python runs signal handlers wherever its code runs: what they raise is meant for the job."""
+    done = jobs.run(python, jobs.script(INTERRUPTS), options=["--quiet"])
+    assert done.code == 0, done.err
+    want = f"around{EXPECTED}function{EXPECTED}interrupted\n{['pass'] * 3}\n"
+    assert done.out == want
+
+
 FAULTS = """
     import sys, traceback, warnings, torch
     from torch.utils.data import DataLoader, Dataset
