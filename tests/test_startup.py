@@ -406,7 +406,7 @@ def test_a_log_in_stderrs_place_is_where_findings_go(jobs, python):
     before = """
     import os
     kept_stderr = os.dup(2)
-    os.dup2(os.open("job.log", os.O_WRONLY | os.O_CREAT, 0o600), 2)
+    os.dup2(os.open("job.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 2)
     """
     done = jobs.run(python, jobs.script(before + train()))
     log = (jobs.folder / "job.log").read_text()
