@@ -379,6 +379,33 @@ def test_a_launcher_leaves_the_last_word_to_its_ranks(jobs, python, torch):
         assert f"strandline: rank {rank}: LEAK" in done.err
 
 
+def test_a_stranger_in_the_same_folder_is_no_rank_of_ours(jobs, python):
+    """Another job writes its report into the same --out while this one, which has children, runs."""
+    script = jobs.script("""
+        import json, os, pathlib, subprocess, torch
+        subprocess.run(["true"])
+        place = pathlib.Path(os.environ["STRANDLINE_OUT"], "rank0-1")
+        place.mkdir(parents=True)
+        report = {"schema": 1, "verdict": "clean", "run": {"pid": 1, "launched_by": ["1:1"]}}
+        (place / "report.json").write_text(json.dumps(report))
+        torch.ones(10)
+        print("done")
+    """)
+    done = jobs.run(python, script)
+    assert (done.code, done.out) == (0, "done\n")
+    assert len(list(jobs.out.glob("*/report.html"))) == 1 and "report: " in lines(done)[-1], done.err
+
+
+def test_what_an_outer_run_said_of_its_job_is_not_true_of_an_inner_one(jobs):
+    stale = {"STRANDLINE_JOB": "1", "STRANDLINE_LAUNCHER": "1", "STRANDLINE_VERDICT": "gone:secret"}
+    show = ["sh", "-c", "env | grep -E '^STRANDLINE_(JOB|LAUNCHER|VERDICT)=' | sort"]
+    (job,) = jobs.run(*show, env=stale).out.splitlines()
+    assert re.fullmatch(r"STRANDLINE_JOB=\d{2,}", job)
+    launcher, verdict = jobs.run(*show, env=stale, options=["--fail-on-leak"]).out.splitlines()
+    assert re.fullmatch(r"STRANDLINE_LAUNCHER=\d{2,}", launcher)
+    assert re.fullmatch(r"STRANDLINE_VERDICT=strandline-.*:[0-9a-f]{32}", verdict)
+
+
 def test_findings_are_seen_while_pytest_captures(jobs, python):
     jobs.script(
         """

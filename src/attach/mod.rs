@@ -28,6 +28,7 @@
 //! | [`control`] | the socket by which a running job is asked and watched |
 //! | [`signal`] | reports on a signal, and before a terminating one |
 //! | [`fork`] | forked children stay inert |
+//! | [`lineage`] | which process this is, and which ones started it |
 //! | [`launch`] | passing signals on from `strandline run` |
 //!
 //! Nothing here may abort, panic across the ABI, take Python's GIL under a lock, or change the job's
@@ -45,14 +46,15 @@ pub mod gpu;
 pub mod guard;
 pub mod history;
 pub mod launch;
+pub mod lineage;
 pub mod options;
 pub mod outcome;
 pub mod preload;
 pub mod process;
 pub mod python_boot;
+pub mod python_module;
 pub mod python_objects;
 pub mod served;
-pub mod python_module;
 pub mod siblings;
 pub mod signal;
 pub mod spelling;
