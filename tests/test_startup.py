@@ -440,21 +440,6 @@ def test_a_log_in_stderrs_place_is_where_findings_go(jobs, python):
     assert "strandline: LEAK" in log and "strandline: leak: " in log and done.err == ""
 
 
-def test_a_full_pipe_that_the_job_reads_itself_does_not_stop_it(jobs, python):
-    """The reader needs Python's lock, which the thread that says something has."""
-    before = """
-    import os
-    read, write = os.pipe()
-    os.dup2(write, 2)
-    os.set_blocking(write, False)
-    try:
-        while True:
-            os.write(write, b"x" * 4096)
-    except BlockingIOError:
-        os.set_blocking(write, True)
-    """
-    done = jobs.run(python, jobs.script(before + train()))
-    assert (done.code, done.out) == (0, "done\n")
 @pytest.mark.parametrize("keeps", [True, False], ids=["keeps-stderr", "closes-stderr"])
 def test_a_data_file_that_was_given_stderrs_number_is_left_alone(jobs, python, keeps):
     before = f"""
@@ -507,3 +492,18 @@ def test_a_stderr_that_nobody_reads_kills_no_job(jobs, python):
         assert done.returncode == 0, command
 
 
+def test_a_full_pipe_that_the_job_reads_itself_does_not_stop_it(jobs, python):
+    """The reader needs Python's lock, which the thread that says something has."""
+    before = """
+    import os
+    read, write = os.pipe()
+    os.dup2(write, 2)
+    os.set_blocking(write, False)
+    try:
+        while True:
+            os.write(write, b"x" * 4096)
+    except BlockingIOError:
+        os.set_blocking(write, True)
+    """
+    done = jobs.run(python, jobs.script(before + train()))
+    assert (done.code, done.out) == (0, "done\n")
