@@ -1,6 +1,10 @@
 """What a user meets first: start-up, a wrong setting, a folder that cannot be written, and the last line."""
 
+import os
+import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
 from runner import COMMAND
@@ -108,6 +112,140 @@ def test_strandline_is_there_before_torch_and_takes_any_phase(jobs, python):
     """)
     done = jobs.run(python, script)
     assert (done.code, done.out) == (0, "ran\n"), done.err
+
+
+def pythons():
+    """This Python, and those of pyenv that have audit hooks and all that came with them."""
+    found = {"this": sys.executable}
+    root = pathlib.Path(os.environ.get("PYENV_ROOT", pathlib.Path.home() / ".pyenv"))
+    for path in sorted(root.glob("versions/3.*/bin/python3")):
+        if tuple(map(int, path.parts[-3].split(".")[:2])) >= (3, 8):
+            found[path.parts[-3]] = str(path)
+    return [pytest.param(path, id=name) for name, path in found.items()]
+
+
+WAYS = [(["-X", "dev"], {}), ([], {"PYTHONMALLOC": "debug"}), ([], {}), (["-S", "-I"], {})]
+
+
+@pytest.mark.parametrize("interpreter", pythons())
+@pytest.mark.parametrize("options, env", WAYS, ids=["dev", "debug-malloc", "plain", "bare-bones"])
+def test_a_python_that_checks_its_memory_ends_as_without_us(jobs, interpreter, options, env):
+    """What is put into Python before it begins must be what Python can release, with any allocator."""
+    done = jobs.same(interpreter, *options, "-c", "print('ok')", env=env)
+    assert (done.code, done.out, done.err) == (0, "ok\n", "")
+
+
+SHOWN = """
+import strandline, sys
+assert strandline.__file__ == "<strandline>/__init__.py" and strandline.__path__ == [], strandline.__spec__
+assert strandline.__spec__.name == strandline.__name__ == "strandline" and strandline.__package__ == "strandline"
+from strandline import _clock
+import importlib
+assert importlib.reload(strandline) is strandline and not strandline.active()
+strandline.step()
+print(strandline.__spec__.loader.__name__, _clock.__file__)
+"""
+
+
+@pytest.mark.parametrize("interpreter", pythons())
+@pytest.mark.parametrize("options, env", WAYS, ids=["dev", "debug-malloc", "plain", "bare-bones"])
+def test_the_package_is_there_in_any_python_before_anything_was_loaded(jobs, interpreter, options, env):
+    done = jobs.run(interpreter, *options, "-c", SHOWN, options=["--quiet"], env=env)
+    assert (done.code, done.out, done.err) == (0, "Importer <strandline>/_clock.py\n", "")
+
+
+def test_what_only_an_installed_package_has_is_found_in_it(jobs, python):
+    package = jobs.folder / "strandline"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('the preloaded one is meant')")
+    (package / "only_here.py").write_text("print('found', __name__)")
+    script = "import strandline.only_here, strandline; print(strandline.__file__)"
+    done = jobs.run(python, "-c", script, options=["--quiet"])
+    assert done.out == "found strandline.only_here\n<strandline>/__init__.py\n", done.err
+
+
+INTERRUPTS = """
+    import os, signal, sys, torch
+    from strandline._around import _plain, around
+    from strandline._clock import Clock
+
+    def interrupt(*args, **kwargs):
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(10):
+            pass
+
+    def leave(*args, **kwargs):
+        raise SystemExit(3)
+
+    def trouble(*args, **kwargs):
+        raise ValueError("of ours")
+
+    def nothing(*args, **kwargs):
+        return True
+
+    def original(fails):
+        print("called", end=" ")
+        if fails:
+            raise LookupError("of the original")
+        return "result"
+
+    def tried(make, before, after, fails):
+        try:
+            print(make(original, before, after)(fails))
+        except BaseException as error:
+            print(type(error).__name__, type(error.__context__).__name__)
+
+    for make in (around, _plain):
+        print(type(make(original, nothing, nothing)).__name__)
+        for fails in (False, True):
+            for before, after in (
+                (interrupt, nothing), (leave, nothing), (trouble, nothing),
+                (nothing, interrupt), (nothing, leave), (nothing, trouble),
+            ):
+                tried(make, before, after, fails)
+
+    # An interrupt in the middle of what is done before a backward pass: the next pass is seen again.
+    net = torch.nn.Linear(2, 1)
+    seen = []
+    begins = Clock.backward_begins
+
+    def interrupted(self):
+        seen.append("pass")
+        if len(seen) == 1:
+            interrupt()
+        return begins(self)
+
+    Clock.backward_begins = interrupted
+    for _ in range(3):
+        try:
+            net(torch.ones(1, 2)).sum().backward()
+        except KeyboardInterrupt:
+            print("interrupted")
+    print(seen)
+"""
+
+EXPECTED = """
+KeyboardInterrupt NoneType
+SystemExit NoneType
+called result
+called KeyboardInterrupt NoneType
+called SystemExit NoneType
+called result
+KeyboardInterrupt NoneType
+SystemExit NoneType
+called LookupError NoneType
+called KeyboardInterrupt LookupError
+called SystemExit LookupError
+called LookupError NoneType
+"""
+
+
+def test_an_interrupt_that_comes_in_our_code_reaches_the_job(jobs, python):
+    """Python runs signal handlers wherever its code runs: what they raise is meant for the job."""
+    done = jobs.run(python, jobs.script(INTERRUPTS), options=["--quiet"])
+    assert done.code == 0, done.err
+    want = f"around{EXPECTED}function{EXPECTED}interrupted\n{['pass'] * 3}\n"
+    assert done.out == want
 
 
 FAULTS = """
@@ -241,6 +379,33 @@ def test_a_launcher_leaves_the_last_word_to_its_ranks(jobs, python, torch):
         assert f"strandline: rank {rank}: LEAK" in done.err
 
 
+def test_a_stranger_in_the_same_folder_is_no_rank_of_ours(jobs, python):
+    """Another job writes its report into the same --out while this one, which has children, runs."""
+    script = jobs.script("""
+        import json, os, pathlib, subprocess, torch
+        subprocess.run(["true"])
+        place = pathlib.Path(os.environ["STRANDLINE_OUT"], "rank0-1")
+        place.mkdir(parents=True)
+        report = {"schema": 1, "verdict": "clean", "run": {"pid": 1, "launched_by": ["1:1"]}}
+        (place / "report.json").write_text(json.dumps(report))
+        torch.ones(10)
+        print("done")
+    """)
+    done = jobs.run(python, script)
+    assert (done.code, done.out) == (0, "done\n")
+    assert len(list(jobs.out.glob("*/report.html"))) == 1 and "report: " in lines(done)[-1], done.err
+
+
+def test_what_an_outer_run_said_of_its_job_is_not_true_of_an_inner_one(jobs):
+    stale = {"STRANDLINE_JOB": "1", "STRANDLINE_LAUNCHER": "1", "STRANDLINE_VERDICT": "gone:secret"}
+    show = ["sh", "-c", "env | grep -E '^STRANDLINE_(JOB|LAUNCHER|VERDICT)=' | sort"]
+    (job,) = jobs.run(*show, env=stale).out.splitlines()
+    assert re.fullmatch(r"STRANDLINE_JOB=\d{2,}", job)
+    launcher, verdict = jobs.run(*show, env=stale, options=["--fail-on-leak"]).out.splitlines()
+    assert re.fullmatch(r"STRANDLINE_LAUNCHER=\d{2,}", launcher)
+    assert re.fullmatch(r"STRANDLINE_VERDICT=strandline-.*:[0-9a-f]{32}", verdict)
+
+
 def test_findings_are_seen_while_pytest_captures(jobs, python):
     jobs.script(
         """
@@ -268,11 +433,63 @@ def test_a_log_in_stderrs_place_is_where_findings_go(jobs, python):
     before = """
     import os
     kept_stderr = os.dup(2)
-    os.dup2(os.open("job.log", os.O_WRONLY | os.O_CREAT, 0o600), 2)
+    os.dup2(os.open("job.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 2)
     """
     done = jobs.run(python, jobs.script(before + train()))
     log = (jobs.folder / "job.log").read_text()
     assert "strandline: LEAK" in log and "strandline: leak: " in log and done.err == ""
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["keeps-stderr", "closes-stderr"])
+def test_a_data_file_that_was_given_stderrs_number_is_left_alone(jobs, python, keeps):
+    before = f"""
+    import os
+    {"kept_stderr = os.dup(2)" if keeps else ""}
+    os.close(2)
+    data = open("data.bin", "wb", buffering=0)
+    assert data.fileno() == 2
+    data.write(b"data of the job")
+    """
+    done = jobs.run(python, jobs.script(before + train()))
+    assert (done.code, done.out) == (0, "done\n")
+    assert (jobs.folder / "data.bin").read_bytes() == b"data of the job"
+    assert ("strandline: LEAK" in done.err) == keeps and done.report["verdict"] == "leak"
+
+
+def test_a_stderr_that_nobody_reads_kills_no_job(jobs, python):
+    """A program that leaves SIGPIPE as it is would die of what we say."""
+    source = jobs.script(
+        """
+        #define _GNU_SOURCE
+        #include <dlfcn.h>
+        #include <signal.h>
+        #include <unistd.h>
+        int main(void) {
+            int (*say)(const char *) = (int (*)(const char *))dlsym(RTLD_DEFAULT, "strandline_say");
+            if (!say) return 1;
+            say("of a native program");
+            /* One that waits already is the job's own. */
+            sigset_t set, waiting;
+            sigemptyset(&set);
+            sigaddset(&set, SIGPIPE);
+            sigprocmask(SIG_BLOCK, &set, 0);
+            raise(SIGPIPE);
+            say("again");
+            sigpending(&waiting);
+            return sigismember(&waiting, SIGPIPE) == 1 ? 0 : 2;
+        }
+        """,
+        "native.c",
+    )
+    subprocess.run(["cc", "-o", jobs.folder / "native", source, "-ldl"], check=True)
+    for command in ([python, "-c", "pass"], ["bash", "-c", "true; true"], [jobs.folder / "native"]):
+        read, write = os.pipe()
+        os.close(read)
+        done = subprocess.run(
+            list(map(str, jobs.command(*command))), env=jobs.environment(), cwd=jobs.folder, stderr=write
+        )
+        os.close(write)
+        assert done.returncode == 0, command
 
 
 def test_a_full_pipe_that_the_job_reads_itself_does_not_stop_it(jobs, python):

@@ -4,7 +4,7 @@ Tracebacks, warnings (which name the caller) and debuggers then show what they s
 library is not here to call the three from C (tests), a plain function does it.
 Must not know: torch, or what is done before and after.
 Invariant: the function's result, exception and arguments are the original's; what is done before and after raises
-nothing into the user's code.
+no `Exception` into the user's code. What is none (KeyboardInterrupt: signals are handled wherever Python runs) passes.
 """
 
 import ctypes

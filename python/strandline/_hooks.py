@@ -7,6 +7,7 @@ a frame between the user's code and torch.
 
 import functools
 import threading
+import weakref
 from typing import Any, Callable, Dict, List, Optional
 
 from . import _trouble
@@ -66,7 +67,6 @@ def _key(optimizer: Any) -> int:
 
 def _optimizer(clock: Clock) -> None:
     import importlib
-    import weakref
 
     module = importlib.import_module("torch.optim.optimizer")
     compiling = _compiling()
@@ -121,26 +121,36 @@ def _births(clock: Clock) -> None:
     Optimizer.__init__ = around(Optimizer.__init__, before)
 
 
+class _Pass:
+    """A backward pass under way."""
+
+    __slots__ = ("__weakref__",)
+
+
 def _backward(clock: Clock) -> None:
     import torch.autograd
 
-    depth = [0]
+    # The pass under way, if one is. Whoever calls us keeps its token for as long: where an interrupt comes between
+    # two of our lines, nothing has to be put back.
+    current: List[Any] = [None]
 
-    def before(*args: Any, **kwargs: Any) -> Optional[bool]:
+    def before(*args: Any, **kwargs: Any) -> Optional[_Pass]:
+        known = current[0]
+        if (known is not None and known() is not None) or clock.asleep:
+            return None
+        token = _Pass()
         try:
-            if depth[0] or clock.asleep:
-                return None
-            depth[0] = 1
             if _server_handles:
                 _retire()
             clock.backward_begins()
         except Exception:
             _trouble.said("before backward()")
-        return True
+        current[0] = weakref.ref(token)
+        return token
 
     def after(token: Any, result: Any, failed: bool) -> None:
         if token is not None:
-            depth[0] = 0
+            current[0] = None
             clock.backward_ends()
 
     _hide(before, after)
@@ -343,11 +353,11 @@ def _watch_compiled(clock: Clock) -> None:
     def before(module: Any, *args: Any, **kwargs: Any) -> Optional[bool]:
         if compiling() or clock.leader.hopeful or getattr(here, "inside", False):
             return None
-        here.inside = True
         try:
             clock.tick(MODULE, ("module", id(module)))
         except Exception:
             _trouble.said("a call of a compiled module")
+        here.inside = True
         return True
 
     def after(token: Any, result: Any, failed: bool) -> None:

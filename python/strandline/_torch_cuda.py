@@ -441,7 +441,6 @@ def _patch_settings(torch, result):
     for name, what in {
         "_cuda_cudaCachingAllocator_set_allocator_settings": "torch.cuda.memory._set_allocator_settings",
         "_accelerator_setAllocatorSettings": "torch._C._accelerator_setAllocatorSettings",
-        "_cuda_cudaCachingAllocator_enable": "torch.cuda.memory.caching_allocator_enable",
     }.items():
         original = getattr(torch._C, name, None)
         if original is not None:

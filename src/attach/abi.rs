@@ -133,7 +133,7 @@ pub unsafe extern "C" fn strandline_start(mode: c_int, options: *const c_char) -
 /// See `strandline.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn strandline_mode() -> c_int {
-    process::state().map_or(0, |state| state.mode() as c_int)
+    guarded(0, || process::state().map_or(0, |state| state.mode() as c_int))
 }
 
 /// See `strandline.h`.
@@ -239,7 +239,7 @@ pub unsafe extern "C" fn strandline_stats(device: c_int, buffer: *mut c_char, si
         process::state().and_then(|state| state.stats(device)).unwrap_or_else(|| "{}".into())
     });
     // SAFETY: the caller's contract.
-    unsafe { fill(&json, buffer, size) }
+    guarded(0, || unsafe { fill(&json, buffer, size) })
 }
 
 /// See `strandline.h`.
@@ -270,9 +270,12 @@ pub unsafe extern "C" fn strandline_around(
 ) -> *mut c_void {
     if me.is_null() {
         let place = strandline_around as *const () as *mut c_void;
-        return if around::is_possible() { place } else { std::ptr::null_mut() };
+        return if guarded(false, around::is_possible) { place } else { std::ptr::null_mut() };
     }
-    around::call(me, arguments, keywords)
+    guarded(None, || Some(around::call(me, arguments, keywords))).unwrap_or_else(|| {
+        guarded((), around::fault);
+        std::ptr::null_mut()
+    })
 }
 
 /// See `strandline.h`.

@@ -18,11 +18,22 @@ def _strandline_boot():
             head, _, module = name.partition(".")
             if head != "strandline" or library.strandline_python_source(module.encode()) is None:
                 return None
-            spec = importlib.machinery.ModuleSpec(name, cls, origin=f"<strandline>/{module or '__init__'}.py")
+            spec = importlib.machinery.ModuleSpec(name, cls)
+            cls.adopt(spec)
+            return spec
+
+        @classmethod
+        def adopt(cls, spec):
+            """Makes a spec that of a module of the embedded package; returns the module, empty."""
+            module = spec.name.partition(".")[2]
+            spec.loader, spec.origin = cls, f"<strandline>/{module or '__init__'}.py"
             spec.has_location = True  # gives modules a __file__, as their code and tracebacks expect
             if not module:
-                spec.submodule_search_locations = []
-            return spec
+                # What only an installed package has (pytest's plugin) is found there.
+                installed = importlib.machinery.PathFinder.find_spec(spec.name)
+                places = getattr(installed, "submodule_search_locations", None)
+                spec.submodule_search_locations = list(places or [])
+            return type(sys)(spec.name)
 
         @staticmethod
         def create_module(spec):

@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn every_key_is_known_and_spaces_and_empty_entries_do_not_matter() {
         let all =
-            " focus:x,, openmetrics : /x/y:z.prom ,serve_cuda:1,preset:lean,slack:10,slack_before_wait:1000,";
+            " focus:x,, openmetrics : /x/y:z.prom ,serve_cuda:1,preset:Lean,slack:10,slack_before_wait:1000,";
         let conf = read(all);
         assert_eq!(
             conf,

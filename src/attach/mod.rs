@@ -8,6 +8,7 @@
 //! | [`voice`] | what is said, on the stderr that the process was started with |
 //! | [`preload`] | the symbols that a preloaded library takes the place of |
 //! | [`python_boot`] | runs the Python side when `import torch` is seen |
+//! | [`python_module`] | `import strandline` before `import torch` |
 //! | [`python_objects`] | which Python object refers to which, for the search for holders |
 //! | [`process`] | the one state of a process: heaps, ledgers, clock, judge |
 //! | [`served`] | one device: its heap and its ledger under one lock |
@@ -27,6 +28,7 @@
 //! | [`control`] | the socket by which a running job is asked and watched |
 //! | [`signal`] | reports on a signal, and before a terminating one |
 //! | [`fork`] | forked children stay inert |
+//! | [`lineage`] | which process this is, and which ones started it |
 //! | [`launch`] | passing signals on from `strandline run` |
 //!
 //! Nothing here may abort, panic across the ABI, take Python's GIL under a lock, or change the job's
@@ -44,11 +46,13 @@ pub mod gpu;
 pub mod guard;
 pub mod history;
 pub mod launch;
+pub mod lineage;
 pub mod options;
 pub mod outcome;
 pub mod preload;
 pub mod process;
 pub mod python_boot;
+pub mod python_module;
 pub mod python_objects;
 pub mod served;
 pub mod siblings;

@@ -8,7 +8,7 @@ use super::gpu::Gpus;
 use super::options::{self, Options};
 use super::process::{Stacks, State};
 use super::served::Served;
-use super::{say, say_once, siblings, verdict, voice};
+use super::{lineage, say, say_once, siblings, verdict, voice};
 use crate::driver::Driver;
 use crate::heap::Stats;
 use crate::ledger;
@@ -29,6 +29,8 @@ pub struct Outcome {
     out: PathBuf,
     folder: PathBuf,
     rank: (i32, i32),
+    /// What started this process: as it was at the start, since launchers in between may end.
+    launched_by: Vec<String>,
     main: bool,
     colour: report::text::Colour,
     writing: Mutex<()>,
@@ -73,6 +75,7 @@ impl Outcome {
             folder: out.join(format!("rank{}-{}", rank.0, std::process::id())),
             out,
             rank,
+            launched_by: lineage::ancestors(),
             main: asked_to_run().unwrap_or(true),
             colour: colour(),
             writing: Mutex::new(()),
@@ -206,11 +209,12 @@ impl State {
             guard.look_at_all(host);
         }
         let steps = self.judge.lock().steps();
-        if !self.outcome.main && steps == 0 && self.blocks_served() < BLOCKS_WORTH_A_REPORT {
+        let did_little = steps == 0 && self.blocks_served() < BLOCKS_WORTH_A_REPORT;
+        if !self.outcome.main && did_little {
             return true;
         }
         let (out, folder) = (&self.outcome.out, &self.outcome.folder);
-        if steps == 0 && siblings::have_reported(out, Some(folder)).unwrap_or(false) {
+        if did_little && siblings::have_reported(out, Some(folder)).unwrap_or(false) {
             // A launcher, whose ranks have told what there is to tell.
             return true;
         }
@@ -365,6 +369,8 @@ impl State {
         let run = Run {
             command: self.command.clone(),
             pid: std::process::id(),
+            process: lineage::own(),
+            launched_by: self.outcome.launched_by.clone(),
             rank: self.outcome.rank.0.into(),
             world_size: self.outcome.rank.1.into(),
             mode: self.mode().word().into(),

@@ -146,6 +146,7 @@ pub fn start(mode: i32, told: Option<&str>) -> Result<(), NotStarted> {
             return Err(NotStarted);
         }
     };
+    super::voice::learn_rank();
     let (mut options, wrong) = Options::from_env();
     for line in wrong {
         say(format_args!("{line}"));

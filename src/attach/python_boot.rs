@@ -1,4 +1,5 @@
-//! Runs the Python side when `import torch` is seen, without changing a line of the job.
+//! Runs the Python side when `import torch` is seen, without changing a line of the job. (`import strandline` before
+//! that is the business of `python_module`.)
 //!
 //! The moment is torch's own `dlopen` of its extension module: Python is initialised, the thread holds the
 //! GIL, and CUDA has not been touched. All of Python is found at run time; a process without Python, or
@@ -99,60 +100,8 @@ pub(super) fn first_copy() -> bool {
         .is_none_or(|at| std::ptr::eq(at, super::abi::strandline_abi_version as *const c_void))
 }
 
-/// What Python tells of itself (its audit events), from before it begins: that `strandline` is being imported,
-/// which may be before torch is. The embedded package is made importable then.
-extern "C" fn audited(event: *const c_char, arguments: *mut c_void, _: *mut c_void) -> c_int {
-    static ONCE: AtomicBool = AtomicBool::new(false);
-    // SAFETY: CPython's contract for audit hooks: a terminated name, which is compared up to its end.
-    if event.is_null() || unsafe { CStr::from_ptr(event) } != c"import" {
-        return 0;
-    }
-    let _ = std::panic::catch_unwind(|| {
-        let known = BEGUN.load(Ordering::Relaxed) || super::process::is_detached();
-        if !known && imports_us(arguments) && !ONCE.swap(true, Ordering::SeqCst) {
-            run();
-        }
-    });
-    0
-}
-
-/// Whether the arguments of an `import` event name our package. The caller holds Python's lock.
-fn imports_us(arguments: *mut c_void) -> bool {
-    let (Some(item), Some(compare)) =
-        (symbol(c"PyTuple_GetItem"), symbol(c"PyUnicode_CompareWithASCIIString"))
-    else {
-        return false;
-    };
-    // SAFETY: the documented signatures; the event's arguments are a tuple whose first item is the module's name.
-    unsafe {
-        let item = std::mem::transmute::<*mut c_void, extern "C" fn(*mut c_void, isize) -> *mut c_void>(item);
-        let compare =
-            std::mem::transmute::<*mut c_void, extern "C" fn(*mut c_void, *const c_char) -> c_int>(compare);
-        let name = item(arguments, 0);
-        !name.is_null() && compare(name, c"strandline".as_ptr()) == 0
-    }
-}
-
-/// Has Python tell us what it imports; runs when the library is loaded, before Python begins.
-extern "C" fn listen_to_imports() {
-    let off = std::env::var_os("STRANDLINE_MODE").is_some_and(|mode| mode == "off");
-    let Some(add) = symbol(c"PySys_AddAuditHook").filter(|_| !off && first_copy()) else { return };
-    type Hook = extern "C" fn(*const c_char, *mut c_void, *mut c_void) -> c_int;
-    // SAFETY: the documented signature; it may be called before Python is initialised (PEP 578).
-    unsafe {
-        std::mem::transmute::<*mut c_void, extern "C" fn(Hook, *mut c_void) -> c_int>(add)(
-            audited,
-            std::ptr::null_mut(),
-        )
-    };
-}
-
-// SAFETY: the loader calls the functions of this section with three arguments that `listen_to_imports` ignores.
-#[used]
-#[unsafe(link_section = ".init_array")]
-static AT_LOAD: extern "C" fn() = listen_to_imports;
-
-fn run() {
+/// Runs the boot code. The caller holds Python's lock.
+pub(super) fn run() {
     static SAID: AtomicBool = AtomicBool::new(false);
     let found = (symbol(c"Py_IsInitialized"), symbol(c"PyGILState_Check"), symbol(c"PyRun_SimpleString"));
     let (Some(initialized), Some(gil), Some(run)) = found else {

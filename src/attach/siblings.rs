@@ -1,6 +1,8 @@
 //! Whether processes that this one started have reported: a launcher (torchrun, accelerate, a shell) then has
 //! nothing to tell of its own. Must not know what a report says.
 
+use super::lineage;
+use serde::Deserialize;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -30,7 +32,7 @@ pub fn has_had_children() -> bool {
     }
 }
 
-/// Whether children of this process have written reports into `out`; its own lies in `own`. An error: `out` cannot
+/// Whether processes that this one started, or those started, have written reports into `out`; its own lies in `own`. An error: `out` cannot
 /// be looked at.
 pub fn have_reported(out: &Path, own: Option<&Path>) -> std::io::Result<bool> {
     if !has_had_children() {
@@ -42,10 +44,27 @@ pub fn have_reported(out: &Path, own: Option<&Path>) -> std::io::Result<bool> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
         other => other?,
     };
+    let me = lineage::own();
     Ok(entries.flatten().any(|entry| {
         let folder = entry.path();
-        Some(folder.as_path()) != own && is_newer(&folder.join("report.json"), since)
+        let report = folder.join("report.json");
+        Some(folder.as_path()) != own && is_newer(&report, since) && was_launched_by(&me, &report)
     }))
+}
+
+/// Whether a report is that of a process which `launcher` started: other jobs may write into the same folder.
+fn was_launched_by(launcher: &str, report: &Path) -> bool {
+    #[derive(Deserialize)]
+    struct Report {
+        run: Run,
+    }
+    #[derive(Deserialize)]
+    struct Run {
+        #[serde(default)]
+        launched_by: Vec<String>,
+    }
+    let read = std::fs::read(report).ok().and_then(|text| serde_json::from_slice::<Report>(&text).ok());
+    read.is_some_and(|report| report.run.launched_by.iter().any(|name| name == launcher))
 }
 
 fn is_newer(report: &Path, since: SystemTime) -> bool {

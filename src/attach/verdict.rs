@@ -6,9 +6,11 @@
 //! what does not bring the secret is not heard. A job in a network namespace of its own is not heard either:
 //! then its reports count.
 
+use super::lineage;
 use std::collections::HashMap;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::OnceLock;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -21,10 +23,25 @@ const TRIES: u32 = 200;
 
 /// Tells the command that waits for this job what this process's verdict is, as of now. False if nobody waits.
 pub fn tell(verdict: &str) -> bool {
-    let Ok(place) = std::env::var(VARIABLE) else { return false };
-    let Some((name, secret)) = place.split_once(':') else { return false };
-    send(name, secret, &format!("{} {verdict}", std::process::id())).is_ok()
+    let Some((name, secret)) = place().and_then(|place| place.split_once(':')) else { return false };
+    send(name, secret, &format!("{} {verdict}", lineage::own())).is_ok()
 }
+
+/// The value of [`VARIABLE`], as it was when the library was loaded: the verdict is told by threads that must not look
+/// into the environment while others of the job change it.
+fn place() -> Option<&'static str> {
+    static PLACE: OnceLock<Option<String>> = OnceLock::new();
+    PLACE.get_or_init(|| std::env::var(VARIABLE).ok()).as_deref()
+}
+
+extern "C" fn remember() {
+    let _ = std::panic::catch_unwind(place);
+}
+
+// SAFETY: the loader calls the functions of this section with three arguments that `remember` ignores.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = remember;
 
 fn send(name: &str, secret: &str, words: &str) -> std::io::Result<()> {
     let to = SocketAddr::from_abstract_name(name)?;
@@ -46,7 +63,7 @@ fn send(name: &str, secret: &str, words: &str) -> std::io::Result<()> {
 pub struct Listener {
     name: String,
     secret: String,
-    heard: JoinHandle<HashMap<u32, String>>,
+    heard: JoinHandle<HashMap<String, String>>,
 }
 
 impl Listener {
@@ -65,8 +82,8 @@ impl Listener {
         format!("{}:{}", self.name, self.secret)
     }
 
-    /// The last verdict of each process, by its number. Call it when the job is over.
-    pub fn verdicts(self) -> HashMap<u32, String> {
+    /// The last verdict of each process, by what it goes by (see `lineage`). Call it when the job is over.
+    pub fn verdicts(self) -> HashMap<String, String> {
         // What the job has said lies before this in the socket's queue.
         match send(&self.name, &self.secret, END) {
             Ok(()) => self.heard.join().unwrap_or_default(),
@@ -75,7 +92,7 @@ impl Listener {
     }
 }
 
-fn listen(socket: &UnixDatagram, secret: &str) -> HashMap<u32, String> {
+fn listen(socket: &UnixDatagram, secret: &str) -> HashMap<String, String> {
     let mut verdicts = HashMap::new();
     let mut buffer = [0; 256];
     loop {
@@ -88,8 +105,8 @@ fn listen(socket: &UnixDatagram, secret: &str) -> HashMap<u32, String> {
         if words == END {
             return verdicts;
         }
-        if let Some((Ok(pid), verdict)) = words.split_once(' ').map(|(pid, verdict)| (pid.parse(), verdict)) {
-            verdicts.insert(pid, verdict.to_owned());
+        if let Some((process, verdict)) = words.split_once(' ') {
+            verdicts.insert(process.to_owned(), verdict.to_owned());
         }
     }
 }
@@ -109,20 +126,22 @@ mod tests {
     fn the_last_verdict_of_each_process_is_heard_and_strangers_are_not() {
         let listener = Listener::start().expect("a socket");
         let (name, secret) = (listener.name.clone(), listener.secret.clone());
-        for words in ["7 leak", "8 clean", "7 clean", "9 leak", "nonsense"] {
+        for words in ["7:1 leak", "8:1 clean", "7:1 clean", "9:1 leak", "9:2 clean", "nonsense"] {
             send(&name, &secret, words).expect("sent");
         }
-        send(&name, "guessed", "11 leak").expect("sent");
+        send(&name, "guessed", "11:1 leak").expect("sent");
         let several: Vec<_> = (0..100)
             .map(|n| {
                 let (name, secret) = (name.clone(), secret.clone());
-                std::thread::spawn(move || send(&name, &secret, &format!("{} undecided", 100 + n)))
+                std::thread::spawn(move || send(&name, &secret, &format!("{}:1 undecided", 100 + n)))
             })
             .collect();
         assert!(several.into_iter().all(|sent| sent.join().is_ok_and(|sent| sent.is_ok())));
         let heard = listener.verdicts();
-        let of = |pid| heard.get(&pid).map(String::as_str);
-        assert_eq!((of(7), of(8), of(9), of(11)), (Some("clean"), Some("clean"), Some("leak"), None));
-        assert_eq!(heard.len(), 103);
+        let of = |process| heard.get(process).map(String::as_str);
+        assert_eq!((of("7:1"), of("8:1"), of("11:1")), (Some("clean"), Some("clean"), None));
+        // A number that was used again is another process.
+        assert_eq!((of("9:1"), of("9:2")), (Some("leak"), Some("clean")));
+        assert_eq!(heard.len(), 104);
     }
 }

@@ -70,7 +70,7 @@ impl std::str::FromStr for Preset {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let found = Self::ALL.iter().find(|(name, _)| *name == text);
+        let found = Self::ALL.iter().find(|(name, _)| name.eq_ignore_ascii_case(text));
         found.map(|&(_, preset)| preset).ok_or_else(|| format!("'{text}' is neither speed nor lean"))
     }
 }

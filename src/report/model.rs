@@ -72,6 +72,12 @@ impl Report {
 pub struct Run {
     pub command: Vec<String>,
     pub pid: u32,
+    /// The process, by its number and its start: numbers are used again.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub process: String,
+    /// The processes that started it, likewise; the nearest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub launched_by: Vec<String>,
     pub rank: i64,
     pub world_size: i64,
     /// "heap", "observer", "host" or "replay".

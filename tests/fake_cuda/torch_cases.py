@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import warnings
 
 import torch
 
@@ -95,8 +96,10 @@ def case_statistics():
     torch.cuda.empty_cache()
     assert "empty_cache None" in log()
     if hasattr(torch.cuda, "caching_allocator_enable"):
-        torch.cuda.caching_allocator_enable(False)
-        torch.cuda.caching_allocator_enable(True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # it has an effect, so nothing is to be warned of
+            torch.cuda.caching_allocator_enable(False)
+            torch.cuda.caching_allocator_enable(True)
         lines = log()
         assert lines[-2:] == ["enable_cache false", "enable_cache true"], lines
     torch.cuda.set_per_process_memory_fraction(0.5)

@@ -279,15 +279,17 @@ fn reports_in(folder: &Path, since: Option<SystemTime>) -> Vec<PathBuf> {
     found
 }
 
-/// Whether a job that began at `since` leaked: by what its processes said (`told`, by their numbers), and for those
+/// Whether a job that began at `since` leaked: by what its processes said (`told`, by number and start), and for those
 /// that were not heard by the reports that they left in `out`.
-pub fn leaked(told: &HashMap<u32, String>, out: &Path, since: SystemTime) -> Result<bool, String> {
+pub fn leaked(told: &HashMap<String, String>, out: &Path, since: SystemTime) -> Result<bool, String> {
     // A file system's clock may be coarser than ours.
     let since = since.checked_sub(std::time::Duration::from_secs(1)).unwrap_or(since);
     let mut leaked = told.values().any(|verdict| verdict == Verdict::Leak.name());
     for file in reports_in(out, Some(since)) {
         match json::read(&file) {
-            Ok(report) if !told.contains_key(&report.run.pid) => leaked |= report.verdict == Verdict::Leak,
+            Ok(report) if !told.contains_key(&report.run.process) => {
+                leaked |= report.verdict == Verdict::Leak
+            }
             Ok(_) => {}
             // It may be that of a process that was heard.
             Err(error) if told.is_empty() => return Err(error.to_string()),

@@ -86,6 +86,10 @@ impl Run {
         if let Some(file) = &self.openmetrics {
             job.env("STRANDLINE_CONF", with_openmetrics(std::env::var_os("STRANDLINE_CONF"), file)?);
         }
+        // What a command around this one has said of its own job is not true of this one.
+        for stale in ["STRANDLINE_JOB", "STRANDLINE_LAUNCHER", verdict::VARIABLE] {
+            job.env_remove(stale);
+        }
         if !self.fail_on_leak {
             job.env("STRANDLINE_JOB", std::process::id().to_string());
             return Ok(could_not_start(name, &job.exec()));

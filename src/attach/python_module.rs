@@ -1,0 +1,163 @@
+//! Makes `import strandline` work before torch is imported, in any Python that the library is preloaded into.
+//!
+//! Python is given a built-in module of that name before it begins: of all that its C API allows at that time, this
+//! alone is surely released by the allocator that it was made with (an audit hook is not: with `-X dev` Python
+//! dies of it at its end). Nothing of ours runs until a job imports the name. Then the boot code makes the embedded
+//! package importable and turns the built-in module's spec into that of the package, whose code Python goes on to
+//! load. Must not know what the package does.
+
+use super::python_boot::{first_copy, run, symbol};
+use libc::{c_char, c_int, c_void};
+use std::cell::UnsafeCell;
+use std::ffi::CStr;
+
+/// A `PyObject *`.
+type Object = *mut c_void;
+
+/// CPython's `PyModuleDef`, with the head that objects have where neither threads are free nor references traced.
+#[repr(C)]
+struct Definition {
+    references: isize,
+    kind: Object,
+    init: usize,
+    index: isize,
+    copy: Object,
+    name: *const c_char,
+    doc: *const c_char,
+    size: isize,
+    methods: *const c_void,
+    slots: *const Slot,
+    traverse: usize,
+    clear: usize,
+    free: usize,
+}
+
+/// CPython's `PyModuleDef_Slot`.
+#[repr(C)]
+struct Slot {
+    what: c_int,
+    value: *const c_void,
+}
+
+/// `Py_mod_create`.
+const CREATE: c_int = 1;
+
+struct Shared<T>(UnsafeCell<T>);
+
+// SAFETY: only Python touches what is in here, with its lock held.
+unsafe impl<T> Sync for Shared<T> {}
+
+static SLOTS: Shared<[Slot; 2]> = Shared(UnsafeCell::new([
+    Slot { what: CREATE, value: create as *const () as *const c_void },
+    Slot { what: 0, value: std::ptr::null() },
+]));
+
+static DEFINITION: Shared<Definition> = Shared(UnsafeCell::new(Definition {
+    references: 1,
+    kind: std::ptr::null_mut(),
+    init: 0,
+    index: 0,
+    copy: std::ptr::null_mut(),
+    name: c"strandline".as_ptr(),
+    doc: std::ptr::null(),
+    size: 0,
+    methods: std::ptr::null(),
+    slots: SLOTS.0.get().cast(),
+    traverse: 0,
+    clear: 0,
+    free: 0,
+}));
+
+/// What Python calls for a built-in module that is imported: answers with the definition, for it to be made in two
+/// phases.
+extern "C" fn begin() -> Object {
+    let Some(init) = symbol(c"PyModuleDef_Init") else { return std::ptr::null_mut() };
+    // SAFETY: the documented signature; the definition is a static.
+    unsafe {
+        std::mem::transmute::<Object, extern "C" fn(*mut Definition) -> Object>(init)(DEFINITION.0.get())
+    }
+}
+
+/// Makes the module of a spec. Python holds its lock.
+extern "C" fn create(spec: Object, _: *mut Definition) -> Object {
+    let made = std::panic::catch_unwind(|| made(spec)).ok().flatten();
+    made.unwrap_or_else(|| {
+        let found = (symbol(c"PyErr_SetString"), symbol(c"PyExc_ModuleNotFoundError"));
+        if let (Some(set), Some(kind)) = found {
+            type Set = extern "C" fn(Object, *const c_char);
+            // SAFETY: the documented signature; the second symbol is a variable that holds an exception class.
+            unsafe {
+                std::mem::transmute::<Object, Set>(set)(
+                    *kind.cast::<Object>(),
+                    c"No module named 'strandline'".as_ptr(),
+                )
+            };
+        }
+        std::ptr::null_mut()
+    })
+}
+
+/// Has the boot code's importer adopt the spec; the importer is the first of `sys.meta_path` then. Nothing, and no
+/// error in Python, if that is not so.
+fn made(spec: Object) -> Option<Object> {
+    type Call = unsafe extern "C" fn(Object, *const c_char, *const c_char, ...) -> Object;
+    let (get, item) = (symbol(c"PySys_GetObject")?, symbol(c"PyList_GetItem")?);
+    let (call, clear) = (symbol(c"PyObject_CallMethod")?, symbol(c"PyErr_Clear")?);
+    run();
+    // SAFETY: the documented signatures of these functions of the stable ABI; the first two answer with borrowed
+    // references, which live through the call of a method.
+    unsafe {
+        let finders =
+            std::mem::transmute::<Object, extern "C" fn(*const c_char) -> Object>(get)(c"meta_path".as_ptr());
+        let first = if finders.is_null() {
+            finders
+        } else {
+            std::mem::transmute::<Object, extern "C" fn(Object, isize) -> Object>(item)(finders, 0)
+        };
+        let module = if first.is_null() {
+            first
+        } else {
+            std::mem::transmute::<Object, Call>(call)(first, c"adopt".as_ptr(), c"(O)".as_ptr(), spec)
+        };
+        if module.is_null() {
+            std::mem::transmute::<Object, extern "C" fn()>(clear)();
+            return None;
+        }
+        Some(module)
+    }
+}
+
+/// Whether this Python's objects have the head of [`Definition`]: else the package is there once torch is.
+fn has_plain_objects() -> bool {
+    let Some(version) = symbol(c"Py_GetVersion") else { return false };
+    // SAFETY: the documented signature; it may be called before Python is initialised and answers with a static.
+    let version =
+        unsafe { CStr::from_ptr(std::mem::transmute::<Object, extern "C" fn() -> *const c_char>(version)()) };
+    !version.to_string_lossy().contains("free-threading") && symbol(c"_Py_PrintReferences").is_none()
+}
+
+/// Gives Python the module; runs when the library is loaded, before Python begins.
+extern "C" fn offer() {
+    let off = std::env::var_os("STRANDLINE_MODE").is_some_and(|mode| mode == "off");
+    let (Some(append), Some(initialized)) = (symbol(c"PyImport_AppendInittab"), symbol(c"Py_IsInitialized"))
+    else {
+        return;
+    };
+    // Python 3.8 and newer: the others have no torch that is supported.
+    if off || !first_copy() || symbol(c"PySys_AddAuditHook").is_none() || !has_plain_objects() {
+        return;
+    }
+    type Append = extern "C" fn(*const c_char, extern "C" fn() -> Object) -> c_int;
+    // SAFETY: the documented signatures; the first may be called at any time, the second before Python is
+    // initialised, and keeps the name, which is a static.
+    unsafe {
+        if std::mem::transmute::<Object, extern "C" fn() -> c_int>(initialized)() == 0 {
+            std::mem::transmute::<Object, Append>(append)(c"strandline".as_ptr(), begin);
+        }
+    }
+}
+
+// SAFETY: the loader calls the functions of this section with three arguments that `offer` ignores.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = offer;
