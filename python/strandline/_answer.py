@@ -326,7 +326,7 @@ class _Composer:
     def _bound(self, kept: Optional[Kept], container: Any) -> Optional[_limits.Bound]:
         if container is None:
             return None
-        own = _limits.own_bound(container)
+        own = _limits.own_bound(container) or self._inner_bound(container)
         if own is not None or kept is None or kept.store is None or kept.holder is None:
             return own
         # What is said to be emptied and grew manifold since is not believed for ever.
@@ -337,12 +337,22 @@ class _Composer:
                 _limits.emptied(kept.store, kept.holder, [kept.holder.name], self.finder) if trusted else None
             )
         owner = kept.step.parent if kept.step is not None and kept.step.kind == "attribute" else None
-        evicting = _limits.evicting(kept.store, kept.holder, container, owner, asked)
+        evicting = _limits.evicting(kept.store, kept.holder, container, owner, asked) or _limits.guarded(
+            kept.store, kept.holder, container, owner, asked
+        )
         if evicting is not None or not trusted:
             return evicting
         return _limits.begun_anew(kept.store, kept.holder) or _limits.emptied(
             kept.store, kept.holder, self._receivers(kept), self.finder
         )
+
+    def _inner_bound(self, container: Any) -> Optional[_limits.Bound]:
+        if self.growth is None:
+            return None
+        below = [step.parent for step in self.path.steps[self.growth + 1 :]]
+        candidate = self.evidence.candidate
+        asked = int(candidate.get("asked", 0))
+        return _limits.inner_bound(container, below, int(candidate.get("live_blocks", 0)), asked)
 
     def _receivers(self, kept: Kept) -> List[str]:
         """The names under which the program knows the object whose attribute the container is."""
@@ -427,6 +437,11 @@ class _Composer:
         steps = self.path.steps[: self.growth] if self.growth is not None else self.path.steps
         return self.path.prefix + "".join(step.text for step in steps if step.kind != "index")
 
+    @staticmethod
+    def _parts(kept: Optional[Kept]) -> bool:
+        """Whether what is kept is a tuple or a list of tensors, as an LSTM's state is."""
+        return kept is not None and kept.step is not None and type(kept.step.value) in (tuple, list)
+
     def _fix(self, kept: Optional[Kept], container: Any) -> str:
         path = self.path
         node = kept.store.statement.node if kept and kept.store else None
@@ -464,16 +479,16 @@ class _Composer:
         if kept and kept.library and kept.store is not None:
             return _fixes.library_call(kept.code, kept.library)
         if kept and kept.step is not None and kept.step.name in HOOKS:
-            return _fixes.hooks(name, HOOKS[kept.step.name])
+            of_tensor = kept.step.name == "_backward_hooks" and hasattr(kept.step.parent, "grad_fn")
+            return _fixes.hooks(name, "register_hook" if of_tensor else HOOKS[kept.step.name])
         if any(step.text.startswith(_SUSPENDED) for step in below):
             return _fixes.generators(name)
         for step in below:
             if step.text.startswith(".<closure"):
-                return _fixes.captured(name, "function", step.name)
+                return _fixes.captured(name, "function", step.name, path.through_graph)
             if step.name == "keywords" or (step.name == "args" and type_name(step.parent) == "partial"):
-                return _fixes.captured(
-                    name, "partial", step.text.split("'")[1] if "'" in step.text else "argument"
-                )
+                argument = step.text.split("'")[1] if "'" in step.text else "argument"
+                return _fixes.captured(name, "partial", argument, path.through_graph)
         for step in steps:
             if _is_a(step.parent, "Optimizer") and id(step.parent) not in self.evidence.current:
                 return _fixes.old_optimizer(name)
@@ -483,7 +498,7 @@ class _Composer:
             return (
                 _fixes.graph_stored(node, name, path.scalar, any(step.kind == "index" for step in below))
                 if container is not None
-                else _fixes.graph_accumulated(node, name, path.scalar)
+                else _fixes.graph_accumulated(node, name, path.scalar, self._parts(kept))
             )
         if container is not None and any(step.weak for step in below):
             return _fixes.old_model(name)

@@ -15,8 +15,13 @@ def _value_names(node: Any) -> List[str]:
     return [text(part) for part in ast.walk(node) if isinstance(part, (ast.Name, ast.Attribute))]
 
 
-def graph_accumulated(node: Any, name: str, scalar: bool) -> str:
-    """`x += loss`, `self.center = self.center * m + …`: the tensor carries the history of all steps."""
+def graph_accumulated(node: Any, name: str, scalar: bool, parts: bool = False) -> str:
+    """`x += loss`, `self.center = self.center * m + …`: the tensor carries the history of all steps. `parts`: it is
+    a tuple of tensors."""
+    unpacked = isinstance(node, ast.Assign) and isinstance(node.targets[0], (ast.Tuple, ast.List))
+    if parts or unpacked:
+        better = f"tuple(t.detach() for t in {name})" if parts else f"{name}.detach()"
+        return f"{name} carries the autograd graph of every step before; detach it after the step: {name} = {better}"
     if isinstance(node, ast.AugAssign):
         target, value = text(node.target), text(node.value)
         operator = {ast.Add: "+=", ast.Sub: "-=", ast.Mult: "*=", ast.Div: "/="}.get(type(node.op), "+=")
@@ -60,8 +65,8 @@ def container(name: str, kind: str, value: Optional[str]) -> str:
 
 def cache(function: str, maxsize: Any) -> str:
     return (
-        f"the cache of {function}() keeps its arguments and results, and tensors are new keys at every call; "
-        f"remove functools.lru_cache, or key it on plain values with a maxsize"
+        f"the cache of {function}() keeps its arguments and results, and they are new ones at every call; "
+        f"remove functools.lru_cache, or give it a maxsize and keys that come again (plain values, no tensors)"
     )
 
 
@@ -72,8 +77,9 @@ def traceback(node: Any, name: str) -> str:
     )
 
 
-def captured(name: str, what: str, variable: str) -> str:
-    return f"each {what} in {name} captures the tensor {variable}; pass a number or {variable}.detach().cpu() instead, or run and drop it at once"
+def captured(name: str, what: str, variable: str, graph: bool = True) -> str:
+    better = f"a number or {variable}.detach().cpu()" if graph else "a number or what it needs of it"
+    return f"each {what} in {name} captures the tensor {variable}; pass {better} instead, or run and drop it at once"
 
 
 def context(attribute: str) -> str:

@@ -20,6 +20,8 @@ _FIRM = 6  # times that one is whose condition is about the container, but compa
 _WORDS = ("budget", "max", "capacity", "limit", "size", "bytes", "window", "keep")
 _TAKERS = {"pop", "popleft", "popitem", "clear", "remove", "discard", "delete", "evict", "trim", "truncate"}
 
+_TAKING = {"heappop", "heapreplace", "heappushpop"}  # functions that take from what they are given
+
 
 class Bound(NamedTuple):
     reason: str
@@ -79,6 +81,52 @@ def evicting(store: Store, holder: Holder, container: Any, owner: Any, asked: in
         where = f"{os.path.basename(file.name)}:{statement.line}"
         reason = f"bounded by its own code: entries are dropped when {text(test.condition)} ({where})"
         return Bound(reason, length, capacity, entries)
+    return None
+
+
+def guarded(store: Store, holder: Holder, container: Any, owner: Any, asked: int = 0) -> Optional[Bound]:
+    """A bound in the condition under which entries are added at all: `if len(items) < cap: items.append(x)`."""
+    match, statement = finds(holder), store.statement
+    loops = {name for loop in statement.loops for name in _names(getattr(loop, "target", loop.__class__))}
+    for enclosing in statement.tests:
+        if not any(inner is statement.node for part in enclosing.body for inner in ast.walk(part)):
+            continue  # in the other branch
+        for part in ast.walk(enclosing.test):
+            if not isinstance(part, ast.Compare) or len(part.ops) != 1:
+                continue
+            small, large = part.left, part.comparators[0]
+            if isinstance(part.ops[0], (ast.Gt, ast.GtE)):
+                small, large = large, small
+            elif not isinstance(part.ops[0], (ast.Lt, ast.LtE, ast.NotEq)):
+                continue
+            sized = _is_len(small, match)
+            if not sized and not (isinstance(small, ast.Name) and small.id in loops):
+                continue
+            length, capacity = _length(container), _number(large, owner, statement, store)
+            if capacity is None and (not sized or asked >= _FIRM):
+                continue
+            if capacity is not None and length is not None and length > 2 * capacity + 16:
+                continue  # the condition does not hold it back
+            where = f"{os.path.basename(store.file.name)}:{enclosing.lineno}"
+            reason = f"bounded by its own code: entries are added only when {text(enclosing.test)} ({where})"
+            return Bound(reason, length, capacity)
+    return None
+
+
+def inner_bound(container: Any, below: List[Any], blocks: int, asked: int) -> Optional[Bound]:
+    """A container of containers that have a bound each, `{label: deque(maxlen=20), …}`. `below`: what lies between it
+    and the blocks. Where there is hardly more than one block for each, it may be new ones that are added: that
+    is not believed for ever."""
+    number = _length(container)
+    for inner in below:
+        bound = own_bound(inner)
+        if bound is None or not number or not bound.capacity:
+            continue
+        if blocks < 2 * number and asked >= TRUST:
+            return None
+        return Bound(
+            f"{number} containers with a bound each: {bound.reason}", blocks, number * bound.capacity
+        )
     return None
 
 
@@ -243,12 +291,15 @@ def _takes(statement: Statement, match: Matcher) -> bool:
             if match(target) and not any(match(part) for part in ast.walk(node.value)):
                 return bool(statement.tests)  # if len(x) > n: x = []
     for part in expressions(node):
+        if not isinstance(part, ast.Call):
+            continue
         if (
-            isinstance(part, ast.Call)
-            and isinstance(part.func, ast.Attribute)
+            isinstance(part.func, ast.Attribute)
             and part.func.attr in _TAKERS
             and match(stripped(part.func.value)[0])
         ):
+            return True
+        if _last(part.func) in _TAKING and part.args and match(stripped(part.args[0])[0]):
             return True
     return False
 

@@ -40,4 +40,4 @@ import torch, functools, collections, types, weakref, gc, queue
 from torch import nn
 """
 
-from . import containers, graphs, innocent, names, objects  # noqa: E402, F401
+from . import bounds, containers, graphs, innocent, names, objects  # noqa: E402, F401

@@ -1,0 +1,139 @@
+"""Bounds that the statement that adds has itself, or that the entries have, and what is no such bound."""
+
+from . import pattern
+
+pattern(
+    "added only below a capacity",
+    """
+class Reservoir:
+    def __init__(self, cap): self.cap, self.items = cap, []
+    def add(self, x):
+        if len(self.items) < self.cap:
+            self.items.append(x)  # KEEP
+        else:
+            self.items[0] = x
+memory = Reservoir(40)
+for i in range(12):
+    x = torch.randn(64); note(x); memory.add(x); del x; tick()
+ask()
+""",
+    None,
+    r"memory\.items",
+    "",
+    not_leak=r"added only when len\(self\.items\) < self\.cap",
+    bounded={"length": 12, "capacity": 40},
+)
+
+pattern(
+    "added in the first steps only",
+    """
+def main():
+    calibration = []
+    for step in range(24):
+        x = torch.randn(64)
+        if step < 20:
+            note(x)
+            calibration.append(x)  # KEEP
+        del x; tick()
+    ask()
+main()
+""",
+    None,
+    r"calibration",
+    "",
+    not_leak=r"added only when step < 20",
+    bounded={"length": 20, "capacity": 20},
+)
+
+pattern(
+    "added where a condition of something else holds",
+    """
+def main():
+    kept = []
+    for step in range(24):
+        x = torch.randn(64)
+        if x.mean() < 20:
+            note(x)
+            kept.append(x)  # KEEP
+        del x; tick()
+    ask()
+main()
+""",
+    "list",
+    r"kept",
+    r"kept",
+)
+
+pattern(
+    "a heap that loses its smallest",
+    """
+import heapq
+top = []
+for i in range(12):
+    x = torch.randn(64); note(x)
+    heapq.heappush(top, (i, x))  # KEEP
+    if len(top) > 30: heapq.heappop(top)
+    del x; tick()
+ask()
+""",
+    None,
+    r"top",
+    "",
+    not_leak=r"dropped when len\(top\) > 30",
+    bounded={"length": 12, "capacity": 30},
+)
+
+pattern(
+    "bounded queues by label",
+    """
+from collections import deque
+memory = {label: deque(maxlen=20) for label in range(3)}
+for i in range(12):
+    x = torch.randn(64); note(x)
+    memory[i % 3].append(x)  # KEEP
+    del x; tick()
+ask()
+""",
+    None,
+    r"memory",
+    "",
+    not_leak=r"bounded container: deque",
+)
+
+pattern(
+    "state of an LSTM that carries its graph",
+    """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.LSTMCell(8, 8)
+        self.state = None
+    def forward(self, x):
+        self.state = self.cell(x, self.state)  # KEEP
+        note(self.state[1])
+        return self.state[0]
+model = Model()
+for i in range(12):
+    model(torch.randn(4, 8)); tick()
+ask()
+""",
+    None,
+    r"model\.state",
+    r"self\.state = tuple\(t\.detach\(\) for t in self\.state\)",
+)
+
+pattern(
+    "functions that capture a tensor without a graph",
+    """
+handlers = []
+def step(i):
+    y = torch.randn(64); note(y)
+    handlers.append(lambda: y.mean())  # KEEP
+for i in range(12):
+    step(i); tick()
+ask()
+""",
+    None,
+    r"handlers",
+    r"pass a number or what it needs of it instead",
+)
