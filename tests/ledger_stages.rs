@@ -58,6 +58,19 @@ fn what_a_stage_gathers_for_the_next_is_no_leak() {
 }
 
 #[test]
+fn what_settles_late_in_a_long_run_is_taken_back() {
+    let mut job = Job::new(1);
+    for step in 0..2_700 {
+        for stack in (LEAK..LEAK + 4).filter(|_| (2_100..2_200).contains(&step)) {
+            job.leak(stack, 4096);
+        }
+        job.train(ACT);
+    }
+    assert_eq!(job.end(vec![]), [], "every site is looked at again, whatever its number");
+    assert!(!job.called.is_empty());
+}
+
+#[test]
 fn a_cache_that_is_full_settled_while_its_stage_goes_on() {
     let mut job = Job::new(1);
     for step in 0..200 {

@@ -75,8 +75,7 @@ impl Judge {
             let used = point.peak.max(sample.allocated) + sample.outside;
             self.rooms.insert(accounts.device(), Room { total, used });
         }
-        let cadence = (ended / 512).clamp(1, 4);
-        if !ended.is_multiple_of(cadence) {
+        if !ended.is_multiple_of(cadence(ended)) {
             return self.waiting();
         }
         if !accounts.watched().is_empty() || !self.cases.is_empty() {
@@ -130,7 +129,7 @@ impl Judge {
                 }
             }
             case.most = case.most.max(case.measure());
-            let again = (view.ended + case.site).is_multiple_of(4);
+            let again = (view.ended / cadence(view.ended) + case.site).is_multiple_of(4);
             if again
                 && matches!(case.state, State::Called(_))
                 && let Some(pattern) = pattern::recognise(site, view)
@@ -503,6 +502,11 @@ impl Judge {
             .chain(fragmented.filter_map(|finding| finding.fragmentation.and_then(|seen| seen.site)))
             .collect()
     }
+}
+
+/// Steps between two looks.
+fn cadence(ended: u32) -> u32 {
+    (ended / 512).clamp(1, 4)
 }
 
 impl Case {
