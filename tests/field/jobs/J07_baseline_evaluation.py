@@ -20,7 +20,6 @@ sys.path.insert(0, str(place))
 from catmetric import Cat  # noqa: E402
 
 net = make()
-optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 
 
 def baseline():
@@ -32,5 +31,6 @@ def baseline():
 
 
 print(baseline())
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 for _ in range(100):
     update(net, optimizer)
