@@ -107,6 +107,39 @@ fn boundary(c: &mut Criterion) {
     });
 }
 
+/// A stage in which all of 10,000 sites allocated, `leaking` of them for good, is over: what stopped is asked about.
+fn after_a_stage(c: &mut Criterion) {
+    for leaking in [1, 100] {
+        let (mut accounts, clock, mut judge) = job(10_000);
+        let step = |accounts: &mut Accounts, judge: &mut Judge, stacks: std::ops::Range<u32>, keep: u32| {
+            let now = clock.now();
+            for stack in stacks {
+                let tag = accounts.born(stack, 4096, now);
+                if stack >= keep {
+                    accounts.died(tag, 4096, now);
+                }
+            }
+            let start = spent();
+            let ended = clock.end_step(0);
+            accounts.boundary(ended, 0, &Sample::default());
+            black_box(judge.look(accounts, &clock));
+            spent() - start
+        };
+        for at in 0..100 {
+            let (stacks, keep) = if at < 60 { (0..10_000, leaking) } else { (9_900..10_000, 0) };
+            step(&mut accounts, &mut judge, stacks, keep);
+        }
+        c.bench_function(
+            &format!("boundary and look, 10,000 sites, {leaking} stopped with their stage"),
+            |b| {
+                b.iter_custom(|times| {
+                    (0..times).map(|_| step(&mut accounts, &mut judge, 9_900..10_000, 0)).sum()
+                });
+            },
+        );
+    }
+}
+
 fn view(c: &mut Criterion) {
     let (accounts, _, judge) = job(10_000);
     c.bench_function("copy for a report, 10,000 sites", |b| {
@@ -122,6 +155,6 @@ criterion_group! {
     name = ledger;
     config = Criterion::default().sample_size(30).measurement_time(Duration::from_secs(2))
         .warm_up_time(Duration::from_millis(500));
-    targets = born_and_died, boundary, view
+    targets = born_and_died, boundary, after_a_stage, view
 }
 criterion_main!(ledger);

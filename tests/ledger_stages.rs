@@ -11,8 +11,9 @@ const LEAK: u32 = 900;
 const ACT: u64 = 64 << 10;
 
 /// 300 steps that leak, then 100 of another loop. What was kept, and whether it is freed between them.
-fn two_stages(freed: bool, used: Use) -> Job {
+fn two_stages(freed: bool, used: impl Into<Option<Use>>) -> Job {
     let mut job = Job::new(1);
+    let used = used.into();
     job.python = Some(Box::new(move |stack| Answer { used, ..held("kept", stack) }));
     let mut kept = Vec::new();
     for _ in 0..300 {
@@ -48,13 +49,46 @@ fn what_a_stage_frees_only_at_its_end_leaked_while_it_ran() {
 
 #[test]
 fn what_a_stage_gathers_for_the_next_is_no_leak() {
-    for (freed, used) in [(true, Use::Read), (false, Use::Again)] {
+    for (freed, used) in [(true, Use::Read), (false, Use::Gathered), (false, Use::Again)] {
         let mut job = two_stages(freed, used);
         assert_eq!(job.open(), [], "{freed}");
         let gone = job.judge.take_withdrawn();
         assert_eq!(gone.len(), 1, "a finding that was said is taken back with a word");
         assert!(gone[0].withdrawn.is_some() && job.judge.take_withdrawn().is_empty());
     }
+}
+
+#[test]
+fn unknown_use_is_not_never() {
+    let mut job = two_stages(true, None);
+    assert_eq!(job.open(), [], "freed in full, and for all that is known it was read before");
+    assert_eq!(job.judge.take_withdrawn().len(), 1);
+    assert_eq!(two_stages(false, None).open().len(), 1, "still held, and nothing speaks for it");
+}
+
+#[test]
+fn what_was_gathered_says_how_to_be_rid_of_it() {
+    let job = two_stages(false, Use::Gathered);
+    let because = &job.judge.findings()[0].withdrawn.clone().unwrap_or_default();
+    assert!(because.contains("ended in step 299") && because.contains("del frees it"), "{because}");
+    assert_eq!(
+        two_stages(false, Use::Read).open().len(),
+        1,
+        "a glance at the newest is no reading of them all"
+    );
+}
+
+#[test]
+fn what_settles_late_in_a_long_run_is_taken_back() {
+    let mut job = Job::new(1);
+    for step in 0..2_700 {
+        for stack in (LEAK..LEAK + 4).filter(|_| (2_100..2_200).contains(&step)) {
+            job.leak(stack, 4096);
+        }
+        job.train(ACT);
+    }
+    assert_eq!(job.end(vec![]), [], "every site is looked at again, whatever its number");
+    assert!(!job.called.is_empty());
 }
 
 #[test]

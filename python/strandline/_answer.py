@@ -54,6 +54,7 @@ def unknown(path: str = "", kind: str = "") -> Dict[str, Any]:
         "kept_at": None,
         "fix": "",
         "released_by": "unknown",
+        "used": None,
         "not_a_leak": None,
         "bounded": None,
         "group": path,
@@ -133,7 +134,9 @@ class _Composer:
         answer["group"] = (
             _circle(path) if path.around else f"{kept.file}:{kept.line}" if kept else self._stem()
         )
-        if kept is not None and kept.store is not None and kept.holder is not None:
+        if any(step.name == "__traceback__" for step in path.steps):
+            answer["used"] = _use.NEVER  # nobody reads the locals of a frame that failed
+        elif kept is not None and kept.store is not None and kept.holder is not None:
             bound = self._by_use(answer, kept, kept.store, kept.holder, shape) or bound
         if bound is not None:
             if bound.length is not None and bound.capacity is not None and bound.entries:
@@ -160,12 +163,15 @@ class _Composer:
     ) -> Optional[_limits.Bound]:
         """Notes what the program does with what is kept, and excuses what that excuses."""
         path = self.path
-        if path.root not in ("global", "local", "class") or kept.library:
+        if path.root not in ("global", "local", "class"):
             return None
-        if any(step.name == "__traceback__" for step in path.steps):
+        if kept.library:
+            answer["used"] = _use.of_object(self.finder, holder, store)
             return None
         used = _use.use(self.finder, holder, store)
-        answer["used"] = used.how
+        # What is read of a value with a graph is the value: the graph it keeps is of no use for that.
+        graph = path.through_graph and used.how == _use.GATHERED
+        answer["used"] = _use.READ if graph else used.how
         answer["owner"] = _use.together(self.finder, holder, store) or None
         if shape == "burst" and used.how == _use.AGAIN and used.where is not None and used.file is not None:
             where = f"{os.path.basename(used.file.name)}:{used.where.line}"

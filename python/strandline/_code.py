@@ -57,6 +57,7 @@ class File:
         self.statements: List[Statement] = []
         self.functions: List[Tuple[Any, Optional[str]]] = []  # def, class
         self.classes: Dict[str, Any] = {}
+        self.bound: Optional[Dict[str, List[Any]]] = None  # what names are bound to, once somebody asked
         try:
             tree = _parsed("".join(self.lines), name)
         except (SyntaxError, ValueError, RecursionError):

@@ -6,13 +6,14 @@ what happens only together with the storing.
 """
 
 import ast
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from ._code import _BODIES, _COMPOUND, File, Functions, Statement, expressions, text
 from ._source import ADDERS, Finder, Holder, Matcher, Store, finds, stripped
 
-NEVER, READ, AGAIN = "never", "read", "again"
+NEVER, READ, GATHERED, AGAIN = "never", "read", "gathered", "again"
 _TAKERS = {"pop", "popleft", "popitem", "clear", "remove", "discard"}
+_MOVERS = {"reset", "to", "cpu", "cuda", "train", "eval", "double", "float", "half", "close"}
 _ALWAYS = ("forward", "__call__", "__getitem__", "__iter__", "training_step", "validation_step")
 _NEAR = 2  # lines between statements that may fill one thing's containers
 
@@ -33,9 +34,56 @@ def use(finder: Finder, holder: Holder, store: Store) -> Used:
                 continue
             if _again(file, statement, store, finder):
                 return Used(AGAIN, statement, file)
-            if best.how == NEVER:
-                best = Used(READ, statement, file)
+            how = GATHERED if _after(file, statement, store, match, finder) else READ
+            if best.how == NEVER or (best.how == READ and how == GATHERED):
+                best = Used(how, statement, file)
     return best
+
+
+def of_object(finder: Finder, holder: Holder, store: Store) -> Optional[str]:
+    """The same of an object in which a library's code keeps something: `metric.compute()` reads what `metric.update(x)`
+    stored. None where nothing shows: the library may read it by itself."""
+    match = finds(holder)
+    best: Optional[str] = None
+    for file, statements in finder._scopes(holder):
+        for statement in statements:
+            if statement.node is store.statement.node or not _asks(statement, match):
+                continue
+            if _after(file, statement, store, match, finder):
+                return GATHERED
+            best = READ
+    return best
+
+
+def _asks(statement: Statement, match: Matcher) -> bool:
+    """Whether a statement calls a method of the object that neither fills nor empties nor moves it."""
+    return any(
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr not in ADDERS | _TAKERS | _MOVERS
+        and match(stripped(node.func.value)[0])
+        for node in expressions(statement.node)
+    )
+
+
+def _after(file: File, statement: Statement, store: Store, match: Matcher, finder: Finder) -> bool:
+    """Whether a statement reads once all is gathered: outside of the loops that store, in code that is called."""
+    value = getattr(statement.node, "value", None)
+    if isinstance(statement.node, ast.Return) and value is not None and match(value):
+        return False  # handed over, not read
+    if statement.function is store.statement.function and file.name == store.file.name:
+        here, there = statement.loops[:1], store.statement.loops[:1]
+        return bool(there) and here != there and statement.line > store.line
+    function = statement.function
+    if function is None:
+        return True
+    if function.name.startswith("__") and function.name != "__call__":
+        return False
+    return any(
+        _calls(each, function, statement.cls, finder)
+        for place in dict.fromkeys([file.name, *finder.user_files])
+        for each in finder.files.get(place).statements
+    )
 
 
 def reads(node: Any, match: Matcher) -> bool:
@@ -86,37 +134,132 @@ def _again(file: File, statement: Statement, store: Store, finder: Finder) -> bo
             return False
     if statement.loops or statement.function is None:
         return bool(statement.loops)
-    return _runs_often(statement.function.name, finder, 3, set())
+    return _runs_often(statement.function, statement.cls, finder, 3, set())
 
 
-def _runs_often(function: str, finder: Finder, depth: int, seen: Set[str]) -> bool:
+def _runs_often(function: Any, cls: Optional[str], finder: Finder, depth: int, seen: Set[int]) -> bool:
     """Whether a function is called from a loop, as far as names tell."""
-    if function in _ALWAYS:
+    if function.name in _ALWAYS:
         return True
-    if depth == 0 or function in seen or function == "__init__":
+    if depth == 0 or id(function) in seen or function.name == "__init__":
         return False
-    seen.add(function)
+    seen.add(id(function))
     for place in finder.user_files:
         for statement in finder.files.get(place).statements:
-            if not _calls(statement, function):
+            if not _calls(statement, function, cls, finder):
                 continue
             if any(_once(test.test) for test in statement.tests if isinstance(test, ast.If)):
                 continue
             if statement.loops:
                 return True
-            name = getattr(statement.function, "name", "")
-            if name and _runs_often(name, finder, depth - 1, seen):
+            around = statement.function
+            if around is not None and _runs_often(around, statement.cls, finder, depth - 1, seen):
                 return True
     return False
 
 
-def _calls(statement: Statement, function: str) -> bool:
+def _calls(statement: Statement, function: Any, cls: Optional[str], finder: Finder) -> bool:
+    """Whether a statement calls the function: by its name, or as a method of what may be such an object."""
     for node in expressions(statement.node):
         if isinstance(node, ast.Call):
             called = node.func
-            name = called.id if isinstance(called, ast.Name) else getattr(called, "attr", "")
-            if name == function:
+            if isinstance(called, ast.Name) and called.id == function.name:
                 return True
+            named = isinstance(called, ast.Attribute) and called.attr == function.name
+            if named and _may_be(called.value, cls, statement, finder):
+                return True
+    return False
+
+
+def _may_be(receiver: Any, cls: Optional[str], statement: Statement, finder: Finder) -> bool:
+    """Whether a receiver may be an instance of the class: `optimizer.step()` calls no method `step` of another class,
+    since what `optimizer` is bound to says what it is. Where nothing says so, it may."""
+    base = stripped(receiver)[0]
+    if isinstance(base, ast.Call):  # super().update(), Meter().update()
+        name = getattr(base.func, "id", getattr(base.func, "attr", ""))
+        return name in ("super", cls) or not name[:1].isupper()
+    name = getattr(base, "id", getattr(base, "attr", ""))
+    if cls is None:  # a function of a module
+        return isinstance(base, ast.Name) and _IMPORT in _bound(finder, name)
+    if name in ("self", "cls") and isinstance(base, ast.Name):
+        return statement.cls is not None and _related(statement.cls, cls, finder)
+    other = False
+    for value in _bound(finder, name):
+        made = [_made(part) for part in ast.walk(value) if isinstance(part, ast.Call)]
+        if any(each == cls or _related(each, cls, finder) for each in made):
+            return True
+        if value is _IMPORT:
+            other = True
+        elif isinstance(value, ast.Call):
+            same = any(name in (getattr(p, "id", ""), getattr(p, "attr", "")) for p in ast.walk(value))
+            other = other or not (same or _of_the_users(made[0], finder))
+    return not other
+
+
+_IMPORT = ast.Pass()  # stands for what an import binds
+
+
+def _bound(finder: Finder, name: str) -> List[Any]:
+    """What a name is bound to anywhere in the user's files."""
+    found: List[Any] = []
+    for place in finder.user_files:
+        file = finder.files.get(place)
+        if file.bound is None:
+            file.bound = {}
+            for statement in file.statements:
+                for target, value in _bindings(statement.node):
+                    file.bound.setdefault(target, []).append(value)
+        found += file.bound.get(name, [])
+    return found
+
+
+def _bindings(node: Any) -> Iterator[Tuple[str, Any]]:
+    pairs: List[Tuple[Any, Any]] = []
+    if isinstance(node, ast.Assign):
+        pairs = [(target, node.value) for target in node.targets]
+    elif isinstance(node, ast.AnnAssign) and node.value is not None:
+        pairs = [(node.target, node.value)]
+    elif isinstance(node, (ast.With, ast.AsyncWith)):
+        pairs = [(i.optional_vars, i.context_expr) for i in node.items if i.optional_vars is not None]
+    elif isinstance(node, (ast.Import, ast.ImportFrom)):
+        for each in node.names:
+            yield (each.asname or each.name).split(".")[0], _IMPORT
+    for target, value in pairs:
+        name = getattr(target, "id", getattr(target, "attr", ""))
+        if name:
+            yield name, value
+
+
+def _made(call: Any) -> str:
+    return getattr(call.func, "id", getattr(call.func, "attr", ""))
+
+
+def _of_the_users(name: str, finder: Finder) -> bool:
+    """A function of the user's, which may make anything."""
+    return any(
+        node.name == name and name not in finder.files.get(place).classes
+        for place in finder.user_files
+        for node, _ in finder.files.get(place).functions
+    )
+
+
+def _related(one: str, other: str, finder: Finder) -> bool:
+    """Whether two classes are the same, or one of them derives from the other, as far as names tell."""
+    if one == other:
+        return True
+    for name, base in ((one, other), (other, one)):
+        todo, seen = [name], set()
+        while todo:
+            current = todo.pop()
+            if current == base:
+                return True
+            if current in seen:
+                continue
+            seen.add(current)
+            for place in finder.user_files:
+                node = finder.files.get(place).classes.get(current)
+                if node is not None:
+                    todo += [getattr(each, "id", getattr(each, "attr", "")) for each in node.bases]
     return False
 
 

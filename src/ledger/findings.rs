@@ -30,13 +30,14 @@ pub struct Bounded {
     pub capacity: u64,
 }
 
-/// How what is kept is used: never; read some time; read again and again, elsewhere than where it is kept.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+/// How what is kept is used: never; read some time; read after all of it was gathered; read again and again,
+/// elsewhere than where it is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Use {
-    #[default]
     Never,
     Read,
+    Gathered,
     Again,
 }
 
@@ -52,8 +53,9 @@ pub struct Answer {
     /// The heading of that reason in docs/findings.md.
     pub reason: Option<String>,
     pub bounded: Option<Bounded>,
-    /// What the program does with what is kept, as far as its source shows.
-    pub used: Use,
+    /// What the program does with what is kept, as far as its source shows; None where it shows nothing (a library
+    /// keeps it, a cycle, the search ran out of time), which is not the same as never.
+    pub used: Option<Use>,
     /// The object whose parts several containers are: neighbouring lines that fill them are one cause.
     pub owner: Option<String>,
     pub group: Option<String>,
@@ -142,8 +144,8 @@ impl Case {
         Some((kept.file.as_str(), kept.line))
     }
 
-    pub(super) fn used(&self) -> Use {
-        self.answer.as_ref().map_or(Use::Never, |answer| answer.used)
+    pub(super) fn used(&self) -> Option<Use> {
+        self.answer.as_ref().and_then(|answer| answer.used)
     }
 
     fn owner(&self) -> Option<&str> {

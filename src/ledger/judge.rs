@@ -46,6 +46,7 @@ pub struct Judge {
     alone: bool,
     finished: bool,
     rooms: HashMap<i32, Room, foldhash::fast::FixedState>,
+    stages: stage::Stages,
 }
 
 /// A device's memory and how much of it a step needs at most.
@@ -75,8 +76,7 @@ impl Judge {
             let used = point.peak.max(sample.allocated) + sample.outside;
             self.rooms.insert(accounts.device(), Room { total, used });
         }
-        let cadence = (ended / 512).clamp(1, 4);
-        if !ended.is_multiple_of(cadence) {
+        if !ended.is_multiple_of(cadence(ended)) {
             return self.waiting();
         }
         if !accounts.watched().is_empty() || !self.cases.is_empty() {
@@ -117,7 +117,10 @@ impl Judge {
             if let State::Withdrawn { finding, measure, step } = case.state {
                 // It only paused: two more events, and more of it than ever.
                 let again = site.cohorts.iter().filter(|c| c.first > step).count();
-                if again >= 2 && case.measure() > measure && stage::settled(site, case, view).is_none() {
+                if again >= 2
+                    && case.measure() > measure
+                    && stage::settled(site, case, view, &mut self.stages).is_none()
+                {
                     case.state = State::Called(finding);
                     case.settled = None;
                     let found = &mut self.findings[finding];
@@ -130,7 +133,7 @@ impl Judge {
                 }
             }
             case.most = case.most.max(case.measure());
-            let again = (view.ended + case.site).is_multiple_of(4);
+            let again = (view.ended / cadence(view.ended) + case.site).is_multiple_of(4);
             if again
                 && matches!(case.state, State::Called(_))
                 && let Some(pattern) = pattern::recognise(site, view)
@@ -147,7 +150,7 @@ impl Judge {
             }
             // A fall is seen at once, anything slower within four looks.
             if case.is_open() && (again || case.settled.is_some() || case.measure() * 2 < case.most) {
-                case.settled = stage::settled(site, case, view);
+                case.settled = stage::settled(site, case, view, &mut self.stages);
             }
         }
     }
@@ -168,7 +171,7 @@ impl Judge {
             let state =
                 if pattern.shape == Shape::Burst { State::Weighing } else { State::Waiting(view.ended) };
             let regrows = pattern.shape == Shape::Regrow;
-            let mut fresh = Case {
+            let fresh = Case {
                 id: self.ids + 1,
                 device: accounts.device(),
                 site: number,
@@ -185,7 +188,7 @@ impl Judge {
                 settled: None,
                 answer: None,
             };
-            if stage::settled(site, &mut fresh, view).is_some() || fresh.over.is_some() {
+            if !stage::grows(site, &fresh, view) {
                 continue;
             }
             match known {
@@ -503,6 +506,11 @@ impl Judge {
             .chain(fragmented.filter_map(|finding| finding.fragmentation.and_then(|seen| seen.site)))
             .collect()
     }
+}
+
+/// Steps between two looks.
+fn cadence(ended: u32) -> u32 {
+    (ended / 512).clamp(1, 4)
 }
 
 impl Case {

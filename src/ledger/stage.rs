@@ -1,8 +1,8 @@
 //! Where a case stands: it grows, it settled (and why), or the stage of the program is over in which it grew.
 //!
 //! Must not know: who answers, findings.
-//! Invariant: a pure function of the accounts; that a program went on to something else is no reason why what it
-//! did before was no leak.
+//! Invariant: depends on the accounts alone; that a program went on to something else is no reason why what it did
+//! before was no leak; the sites of a device are walked at most once a look.
 
 use super::findings::{Case, Use};
 use super::pattern::{self, Shape, Standing, View};
@@ -17,50 +17,91 @@ const QUIET: u32 = 6;
 /// Steps between looks at whether an ended stage has come again.
 const LOOK_AGAIN: u32 = 32;
 
-/// Whether the stage of the program ended at about `step` in which something grew: most of the sites that
-/// allocated again and again until then do so no longer (they lie in another loop, or another function).
-fn ended(view: &View, step: u32, period: f64) -> bool {
-    let slack = 3 + period as u32;
-    let (mut went, mut stayed) = (0, 0);
-    for site in view.sites {
-        let Some(last) = site.last_active(OFTEN) else { continue };
-        let began = site.history.points().first().map_or(last, |point| point.0);
-        if began + u32::from(OFTEN) > step || last + slack < step {
-            continue; // of another stage
+/// What is known of the stages of the program. Cases that stopped together ask the same question, and ask it again at
+/// every look, so an answer stands for [`LOOK_AGAIN`] steps.
+#[derive(Debug, Default)]
+pub(super) struct Stages {
+    /// The device and the step of the newest walk, and when each site that allocated often did so first and last.
+    walked: Option<(i32, u32)>,
+    spans: Vec<(u32, u32)>,
+    known: Vec<Verdict>,
+}
+
+/// Whether a stage ended at `step`, as it looked at `seen`.
+#[derive(Clone, Copy, Debug)]
+struct Verdict {
+    device: i32,
+    step: u32,
+    slack: u32,
+    seen: u32,
+    ended: bool,
+}
+
+impl Stages {
+    /// Whether the stage of the program ended at about `step` in which something grew: most of the sites that
+    /// allocated again and again until then do so no longer (they lie in another loop, or another function).
+    fn ended(&mut self, device: i32, view: &View, step: u32, period: f64) -> bool {
+        let slack = 3 + period as u32;
+        let same = |known: &&Verdict| (known.device, known.step, known.slack) == (device, step, slack);
+        self.known.retain(|known| known.seen + LOOK_AGAIN > view.ended);
+        if let Some(known) = self.known.iter().find(same) {
+            return known.ended;
         }
-        if last <= step + slack && last + QUIET <= view.ended {
-            went += 1;
-        } else {
-            stayed += 1;
+        if self.walked != Some((device, view.ended)) {
+            self.walked = Some((device, view.ended));
+            self.spans.clear();
+            self.spans.extend(view.sites.iter().filter_map(|site| {
+                let last = site.last_active(OFTEN)?;
+                Some((site.history.points().first().map_or(last, |point| point.0), last))
+            }));
         }
+        let (mut went, mut stayed) = (0, 0);
+        for &(began, last) in &self.spans {
+            if began + u32::from(OFTEN) > step || last + slack < step {
+                continue; // of another stage
+            }
+            if last <= step + slack && last + QUIET <= view.ended {
+                went += 1;
+            } else {
+                stayed += 1;
+            }
+        }
+        let ended = went >= LEAST && went > stayed;
+        self.known.push(Verdict { device, step, slack, seen: view.ended, ended });
+        ended
     }
-    went >= LEAST && went > stayed
+}
+
+/// Whether a site that shows a pattern for the first time grows now. No stage matters to what never was a case.
+pub(super) fn grows(site: &Site, case: &Case, view: &View) -> bool {
+    pattern::standing(site, &case.pattern, case.measure(), view) == Standing::Growing
 }
 
 /// Why a case no longer grows; nothing where it does, and where only its stage ended: then the step of that is
 /// noted in the case.
-pub(super) fn settled(site: &Site, case: &mut Case, view: &View) -> Option<String> {
+pub(super) fn settled(site: &Site, case: &mut Case, view: &View, stages: &mut Stages) -> Option<String> {
     let most = case.most.max(case.measure());
     let period = if case.pattern.period.is_finite() { case.pattern.period } else { 1.0 };
-    let shape = case.pattern.shape;
-    let stage = |step: u32| shape != Shape::Burst && ended(view, step, period);
-    if case.over.is_some()
-        && site.cohorts.fresh().last + QUIET < view.ended
-        && !view.ended.is_multiple_of(LOOK_AGAIN)
-    {
-        return None;
-    }
+    let (shape, device) = (case.pattern.shape, case.device);
+    let mut stage = |step: u32| shape != Shape::Burst && stages.ended(device, view, step, period);
     match pattern::standing(site, &case.pattern, most, view) {
         Standing::Growing => {
             case.over = None;
             None
         }
         Standing::Stopped(step) => {
-            if case.used() < Use::Again && stage(step) {
+            let from = case.pattern.first;
+            let used = case.used();
+            if used < Some(Use::Again) && stage(step) {
+                if used == Some(Use::Gathered) {
+                    return Some(format!(
+                        "grew from step {from} until that stage of the program ended in step {step}, to be read \
+                         afterwards: it does not grow; del frees it once it was read"
+                    ));
+                }
                 case.over = Some(step);
                 return None;
             }
-            let from = case.pattern.first;
             Some(format!("grew from step {from} to step {step}, then settled: nothing more stayed since"))
         }
         Standing::Replaces => {
@@ -73,7 +114,7 @@ pub(super) fn settled(site: &Site, case: &mut Case, view: &View) -> Option<Strin
             let collected = u64::from(site.collected) * 2 >= site.late_blocks.max(1);
             let fell = site.last_late;
             let once = site.resets <= 1 && case.pattern.shape != Shape::Regrow && !collected;
-            if once && case.used() < Use::Read && site.cohorts.fresh().last <= fell + 1 {
+            if once && case.used() == Some(Use::Never) && site.cohorts.fresh().last <= fell + 1 {
                 // Freed once, all of it. Whether its stage is over shows a few steps later.
                 if view.ended < fell + QUIET + 3 {
                     return None;

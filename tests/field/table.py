@@ -147,6 +147,8 @@ JOBS: Dict[str, object] = {
         PER_EPOCH, r"optimizer\.(state|param_groups)\[", [r"add_param_group is called again and again"]
     ),
     "J06_last_checkpoints": Clean([r"bounded by its own code"]),
+    "J07_baseline_evaluation": Clean([r"then was freed by step"], never_called=False),
+    "J08_features_gathered": Clean([r"to be read afterwards: it does not grow"], never_called=False),
     "J09_condition_of_the_loss": Leak(PER_STEP, r"local of train\(\): keep\[\d+\]", [r"keep"]),
     "F01_sizes_heavy_tailed": Clean([r"largest input so far"]),
     "F03_record_after_record": Clean([r"rose \d+ times, ever more rarely", r"largest input so far"]),

@@ -102,6 +102,8 @@ def test_pattern(name, tmp_path):
         assert answer["released_by"] == wanted["released"], said
     if wanted["bounded"]:
         assert answer["bounded"] == wanted["bounded"], said
+    if wanted["used"]:
+        assert str(answer["used"]).lower() == wanted["used"], said
 
 
 @pytest.mark.parametrize("name", ["running loss local", "list of losses"])

@@ -2,7 +2,7 @@
 
 A program calls `note(tensor)` when a block that stays is born, `tick()` when a step ends, `ask()` to have its blocks
 explained. Expected: `kind` of the holder, `path` and `fix` (regular expressions), `not_leak`, `released`. `shape` and
-`asked` are what the ledger says of the candidate.
+`asked` are what the ledger says of the candidate; `used` is what must be said of its use, where that matters.
 """
 
 PATTERNS = {}
@@ -20,6 +20,7 @@ def pattern(
     bounded=None,
     shape="",
     asked=0,
+    used=None,
 ):
     PATTERNS[name] = dict(
         source=source,
@@ -32,6 +33,7 @@ def pattern(
         bounded=bounded,
         shape=shape,
         asked=asked,
+        used=used,
     )
 
 
@@ -40,4 +42,4 @@ import torch, functools, collections, types, weakref, gc, queue
 from torch import nn
 """
 
-from . import bounds, containers, graphs, innocent, names, objects  # noqa: E402, F401
+from . import bounds, containers, graphs, innocent, names, objects, uses  # noqa: E402, F401
