@@ -332,7 +332,7 @@ class _Composer:
     def _bound(self, kept: Optional[Kept], container: Any) -> Optional[_limits.Bound]:
         if container is None:
             return None
-        own = _limits.own_bound(container) or self._inner_bound(container)
+        own = _limits.own_bound(container) or self._inner_bound(kept, container)
         if own is not None or kept is None or kept.store is None or kept.holder is None:
             return own
         # What is said to be emptied and grew manifold since is not believed for ever.
@@ -352,13 +352,12 @@ class _Composer:
             kept.store, kept.holder, self._receivers(kept), self.finder
         )
 
-    def _inner_bound(self, container: Any) -> Optional[_limits.Bound]:
+    def _inner_bound(self, kept: Optional[Kept], container: Any) -> Optional[_limits.Bound]:
         if self.growth is None:
             return None
         below = [step.parent for step in self.path.steps[self.growth + 1 :]]
-        candidate = self.evidence.candidate
-        asked = int(candidate.get("asked", 0))
-        return _limits.inner_bound(container, below, int(candidate.get("live_blocks", 0)), asked)
+        blocks = int(self.evidence.candidate.get("live_blocks", 0))
+        return _limits.inner_bound(container, below, blocks, kept.store if kept is not None else None)
 
     def _receivers(self, kept: Kept) -> List[str]:
         """The names under which the program knows the object whose attribute the container is."""

@@ -113,16 +113,22 @@ def guarded(store: Store, holder: Holder, container: Any, owner: Any, asked: int
     return None
 
 
-def inner_bound(container: Any, below: List[Any], blocks: int, asked: int) -> Optional[Bound]:
+def inner_bound(container: Any, below: List[Any], blocks: int, store: Optional[Store]) -> Optional[Bound]:
     """A container of containers that have a bound each, `{label: deque(maxlen=20), …}`. `below`: what lies between it
-    and the blocks. Where there is hardly more than one block for each, it may be new ones that are added: that
-    is not believed for ever."""
+    and the blocks. Where there is hardly more than one block for each, it may be new ones that are added, unless the
+    statement cannot do that: it appends to an entry of a plain dict."""
+    node = store.statement.node if store is not None else None
+    cannot = (
+        type(container) is dict
+        and isinstance(node, ast.Expr)
+        and not any(_last(call.func) == "setdefault" for call in ast.walk(node) if isinstance(call, ast.Call))
+    )
     number = _length(container)
     for inner in below:
         bound = own_bound(inner)
         if bound is None or not number or not bound.capacity:
             continue
-        if blocks < 2 * number and asked >= TRUST:
+        if blocks < 2 * number and not cannot:
             return None
         return Bound(
             f"{number} containers with a bound each: {bound.reason}", blocks, number * bound.capacity

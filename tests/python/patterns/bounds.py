@@ -137,3 +137,35 @@ ask()
     r"handlers",
     r"pass a number or what it needs of it instead",
 )
+
+pattern(
+    "bounded queues under new names",
+    """
+from collections import defaultdict, deque
+memory = defaultdict(lambda: deque(maxlen=20))
+for i in range(12):
+    x = torch.randn(64); note(x)
+    memory[f"step {i}"].append(x)  # KEEP
+    del x; tick()
+ask()
+""",
+    None,
+    r"memory",
+    r"memory",
+)
+
+pattern(
+    "one bounded queue for each step",
+    """
+from collections import deque
+memory = {}
+for i in range(12):
+    x = torch.randn(64); note(x)
+    memory.setdefault(i, deque(maxlen=20)).append(x)  # KEEP
+    del x; tick()
+ask()
+""",
+    None,
+    r"memory",
+    r"memory",
+)
