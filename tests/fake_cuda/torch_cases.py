@@ -141,9 +141,10 @@ def case_snapshot():
 def case_fault_is_survived():
     """A panic of the allocator's own: said, and the job gets its memory all the same."""
     install()
-    with tempfile.NamedTemporaryFile() as file:  # one without a name would be taken for a capture
+    # One without a name would be taken for a capture, one that is not appended to for data of the job.
+    with tempfile.NamedTemporaryFile() as file, open(file.name, "ab") as log_file:
         saved = os.dup(2)
-        os.dup2(file.fileno(), 2)
+        os.dup2(log_file.fileno(), 2)
         try:
             a = empty(14)
         finally:
