@@ -5,8 +5,8 @@
 //! copy. A log file or a pipe in stderr's place is where the job wants such lines; but a job that closed stderr may
 //! have its data under that number since. We keep no descriptor of our own: it would hold a pipe open after a daemon
 //! closed its own.
-//! Must not know what is said. Invariants: nothing here fails, waits for long, raises a signal, or writes to a process that had no
-//! stderr; a text that the reader has room for is written whole.
+//! Must not know what is said. Invariants: nothing here fails, waits for long, raises a signal, or writes to a
+//! process that had no stderr; a text that the reader has room for is written whole.
 
 use super::options;
 use libc::c_int;
@@ -97,8 +97,9 @@ fn flags_of(descriptor: c_int) -> c_int {
     if flags < 0 { libc::O_RDONLY } else { flags }
 }
 
-/// Waits until a pipe takes [`libc::PIPE_BUF`] bytes without holding us up; false if nobody reads it, and not for long, and but once in a row:
-/// the caller may have Python's lock, which the thread that empties the pipe may be waiting for.
+/// Waits until a pipe takes [`libc::PIPE_BUF`] bytes without holding us up; false if nobody reads it. It does not
+/// wait for long, and only once in a row: the caller may have Python's lock, which the thread that empties the pipe
+/// may be waiting for.
 fn has_room(descriptor: c_int) -> bool {
     static PATIENCE: AtomicI32 = AtomicI32::new(PATIENCE_MILLISECONDS);
     let mut watched = libc::pollfd { fd: descriptor, events: libc::POLLOUT, revents: 0 };
