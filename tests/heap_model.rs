@@ -268,6 +268,13 @@ proptest! {
     }
 
     #[test]
+    fn keeps_them_with_the_settings_of_jobs(ops in proptest::collection::vec(op(), 1..250)) {
+        let mut model = Model::new(700 << 20, true, Config::speed());
+        ops.iter().for_each(|op| model.step(op));
+        model.finish();
+    }
+
+    #[test]
     fn keeps_them_with_host_sizes_and_no_slack(ops in proptest::collection::vec(op(), 1..250)) {
         let config = Config { slack: 0, slack_before_wait: 0, ..Config::host() };
         let mut model = Model::new(500 << 20, true, config);

@@ -118,11 +118,12 @@ def test_every_way_to_allocate(tmp_path, programs, how, kind, device):
 
 
 def test_threads(tmp_path, programs):
-    report = followed(tmp_path, programs["shared"], "threads", rounds=160).report
+    # Many rounds: how four threads take turns decides how soon a period is seen in what they do together.
+    report = followed(tmp_path, programs["shared"], "threads", rounds=640).report
     assert report["verdict"] == "leak"
     (finding,) = report["findings"]
     assert "keep_result" in [frame["function"] for frame in finding["stack"]]
-    assert finding["live_blocks"] in (157, 158, 159)
+    assert finding["live_blocks"] in (637, 638, 639)
 
 
 def test_two_devices_have_a_ledger_each(tmp_path, programs):

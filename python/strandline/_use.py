@@ -6,6 +6,7 @@ what happens only together with the storing.
 """
 
 import ast
+import os
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from ._code import _BODIES, _COMPOUND, File, Functions, Statement, expressions, text
@@ -80,7 +81,7 @@ def _after(file: File, statement: Statement, store: Store, match: Matcher, finde
     if function.name.startswith("__") and function.name != "__call__":
         return False
     return any(
-        _calls(each, function, statement.cls, finder)
+        _calls(each, function, statement.cls, _knows(finder.files.get(place), statement.cls, finder), finder)
         for place in dict.fromkeys([file.name, *finder.user_files])
         for each in finder.files.get(place).statements
     )
@@ -145,8 +146,9 @@ def _runs_often(function: Any, cls: Optional[str], finder: Finder, depth: int, s
         return False
     seen.add(id(function))
     for place in finder.user_files:
+        near = _knows(finder.files.get(place), cls, finder)
         for statement in finder.files.get(place).statements:
-            if not _calls(statement, function, cls, finder):
+            if not _calls(statement, function, cls, near, finder):
                 continue
             if any(_once(test.test) for test in statement.tests if isinstance(test, ast.If)):
                 continue
@@ -158,7 +160,27 @@ def _runs_often(function: Any, cls: Optional[str], finder: Finder, depth: int, s
     return False
 
 
-def _calls(statement: Statement, function: Any, cls: Optional[str], finder: Finder) -> bool:
+def _knows(file: File, cls: Optional[str], finder: Finder) -> bool:
+    """Whether a file has to do with a class: it defines it, or imports it or from where it is defined."""
+    if cls is None or cls in file.classes:
+        return True
+    homes = {
+        os.path.splitext(os.path.basename(place))[0]
+        for place in finder.user_files
+        if cls in finder.files.get(place).classes
+    }
+    for statement in file.statements:
+        node = statement.node
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[-1] in homes:
+            return True
+        if isinstance(node, (ast.Import, ast.ImportFrom)) and any(
+            each.name.split(".")[-1] in (cls, *homes) for each in node.names
+        ):
+            return True
+    return False
+
+
+def _calls(statement: Statement, function: Any, cls: Optional[str], near: bool, finder: Finder) -> bool:
     """Whether a statement calls the function: by its name, or as a method of what may be such an object."""
     for node in expressions(statement.node):
         if isinstance(node, ast.Call):
@@ -166,18 +188,18 @@ def _calls(statement: Statement, function: Any, cls: Optional[str], finder: Find
             if isinstance(called, ast.Name) and called.id == function.name:
                 return True
             named = isinstance(called, ast.Attribute) and called.attr == function.name
-            if named and _may_be(called.value, cls, statement, finder):
+            if named and _may_be(called.value, cls, statement, near, finder):
                 return True
     return False
 
 
-def _may_be(receiver: Any, cls: Optional[str], statement: Statement, finder: Finder) -> bool:
+def _may_be(receiver: Any, cls: Optional[str], statement: Statement, near: bool, finder: Finder) -> bool:
     """Whether a receiver may be an instance of the class: `optimizer.step()` calls no method `step` of another class,
-    since what `optimizer` is bound to says what it is. Where nothing says so, it may."""
+    since what `optimizer` is bound to says what it is. Where nothing says so, it may, `near` the class."""
     base = stripped(receiver)[0]
     if isinstance(base, ast.Call):  # super().update(), Meter().update()
         name = getattr(base.func, "id", getattr(base.func, "attr", ""))
-        return name in ("super", cls) or not name[:1].isupper()
+        return name in ("super", cls) or (near and not name[:1].isupper())
     name = getattr(base, "id", getattr(base, "attr", ""))
     if cls is None:  # a function of a module
         return isinstance(base, ast.Name) and _IMPORT in _bound(finder, name)
@@ -193,7 +215,7 @@ def _may_be(receiver: Any, cls: Optional[str], statement: Statement, finder: Fin
         elif isinstance(value, ast.Call):
             same = any(name in (getattr(p, "id", ""), getattr(p, "attr", "")) for p in ast.walk(value))
             other = other or not (same or _of_the_users(made[0], finder))
-    return not other
+    return near and not other
 
 
 _IMPORT = ast.Pass()  # stands for what an import binds

@@ -162,3 +162,15 @@ def test_users_locals_dict_is_left_alone(tmp_path):
     )
     _, module = explain(source, tmp_path / "train.py", "locals")
     assert module.keys == ["a"]
+
+
+def test_a_method_of_that_name_in_a_file_that_knows_no_such_class_says_nothing(tmp_path, monkeypatch):
+    """`engine.step()` in a loop of another file is no reading of a meter that has a method `step`, too."""
+    file = tmp_path / "elsewhere.py"
+    file.write_text("def drive(engine):\n    for _ in range(9):\n        engine.step()\n")
+    module = types.ModuleType("elsewhere")
+    module.__file__ = str(file)
+    monkeypatch.setitem(sys.modules, "elsewhere", module)
+    name = "another object's method of that name"
+    answer, _ = explain(HEAD + PATTERNS[name]["source"], tmp_path / "train.py", name)
+    assert answer["used"] == "read", answer
