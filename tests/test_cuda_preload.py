@@ -118,12 +118,19 @@ def test_every_way_to_allocate(tmp_path, programs, how, kind, device):
 
 
 def test_threads(tmp_path, programs):
-    # Many rounds: how four threads take turns decides how soon a period is seen in what they do together.
-    report = followed(tmp_path, programs["shared"], "threads", rounds=640).report
-    assert report["verdict"] == "leak"
+    rounds = 640
+    # How four threads take turns is the machine's; where they never come round alike, there are no steps to judge by.
+    for attempt in range(3):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        report = followed(folder, programs["shared"], "threads", rounds=rounds).report
+        assert [entry["live_blocks"] for entry in report["devices"]] == [rounds]
+        assert report["verdict"] in ("leak", "undecided")
+        if report["verdict"] == "leak":
+            break
     (finding,) = report["findings"]
     assert "keep_result" in [frame["function"] for frame in finding["stack"]]
-    assert finding["live_blocks"] in (637, 638, 639)
+    assert rounds - 8 <= finding["live_blocks"] < rounds  # those of the last step are not in it
 
 
 def test_two_devices_have_a_ledger_each(tmp_path, programs):
