@@ -19,7 +19,7 @@
 
 enum { KEPT = 1 << 20, WORK = 4 << 20 };
 static const char *kind;
-static int sum;
+static _Atomic int sum; // counted by several threads
 
 #ifdef OPENED
 static int (*drv_malloc)(uint64_t *, size_t), (*drv_free)(uint64_t);
