@@ -3,17 +3,14 @@
 //!
 //! The Python side makes a built-in function of [`strandline_around`](super::abi::strandline_around) whose `self`
 //! is the tuple `(before, original, after)`. Must not know what these do. Invariant: the exception, its
-//! traceback and its chain are those of the original; what `before` and `after` raise of their own goes no further. What
-//! is no `Exception` passes: Python runs the handlers of signals wherever its code runs, also in these two, and a
-//! KeyboardInterrupt that comes then is meant for the job.
+//! traceback and its chain are those of the original; what `before` and `after` raise of their own goes no
+//! further. What is no `Exception` passes: Python runs the handlers of signals wherever its code runs, also in
+//! these two, and a KeyboardInterrupt that comes then is meant for the job.
 
+use super::python_api::{Object, function, raise};
 use super::python_boot::symbol;
-use libc::{c_char, c_int, c_long, c_void};
-use std::ffi::CStr;
+use libc::{c_int, c_long, c_void};
 use std::sync::OnceLock;
-
-/// A `PyObject *`.
-type Object = *mut c_void;
 
 /// The functions of CPython's C API that are used here, all of its stable ABI.
 struct Python {
@@ -45,13 +42,6 @@ impl Python {
     }
 
     fn find() -> Option<Python> {
-        /// # Safety
-        /// `F` is the type of the function that CPython documents under `name`.
-        unsafe fn function<F: Copy>(name: &CStr) -> Option<F> {
-            let found = symbol(name)?;
-            // SAFETY: the caller's contract; a function pointer has the size of an address.
-            (size_of::<F>() == size_of::<Object>()).then(|| unsafe { std::mem::transmute_copy(&found) })
-        }
         // SAFETY: the documented signatures of these functions of the stable ABI.
         unsafe {
             Some(Python {
@@ -163,14 +153,5 @@ pub fn call(three: Object, arguments: Object, keywords: Object) -> Object {
 
 /// Sets an error of Python's for a fault of ours: a function that answers with null must have one.
 pub fn fault() {
-    if let (Some(set), Some(kind)) = (symbol(c"PyErr_SetString"), symbol(c"PyExc_SystemError")) {
-        type Set = extern "C" fn(Object, *const c_char);
-        // SAFETY: the documented signature; the second symbol is a variable that holds an exception class.
-        unsafe {
-            std::mem::transmute::<Object, Set>(set)(
-                *kind.cast::<Object>(),
-                c"strandline: internal fault, please report it".as_ptr(),
-            )
-        };
-    }
+    raise(c"PyExc_SystemError", c"strandline: internal fault, please report it");
 }

@@ -9,6 +9,7 @@
 //! | [`preload`] | the symbols that a preloaded library takes the place of |
 //! | [`python_boot`] | runs the Python side when `import torch` is seen |
 //! | [`python_module`] | `import strandline` before `import torch` |
+//! | `python_api` | how Python's C API is reached |
 //! | [`python_objects`] | which Python object refers to which, for the search for holders |
 //! | [`process`] | the one state of a process: heaps, ledgers, clock, judge |
 //! | [`served`] | one device: its heap and its ledger under one lock |
@@ -51,6 +52,7 @@ pub mod options;
 pub mod outcome;
 pub mod preload;
 pub mod process;
+mod python_api;
 pub mod python_boot;
 pub mod python_module;
 pub mod python_objects;

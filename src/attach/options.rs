@@ -134,24 +134,20 @@ const OWN_NAMES: [&str; 11] = [
 
 /// What there is to say of a variable that looks as if it were meant for us.
 fn unknown(name: &str) -> Option<String> {
-    if !name.starts_with("STRANDLINE_") || NAMES.contains(&name) || OWN_NAMES.contains(&name) {
+    const OURS: &str = "STRANDLINE_";
+    let word = name.strip_prefix(OURS)?;
+    if NAMES.contains(&name) || OWN_NAMES.contains(&name) {
         return None;
     }
-    Some(match spelling::nearest(name, NAMES) {
-        Some(meant) if near(name, meant) => {
-            format!("{name} is no variable of strandline and has no effect; did you mean {meant}?")
+    Some(match spelling::nearest(word, NAMES.iter().filter_map(|name| name.strip_prefix(OURS))) {
+        Some(meant) => {
+            format!("{name} is no variable of strandline and has no effect; did you mean {OURS}{meant}?")
         }
-        _ => format!(
+        None => format!(
             "{name} is no variable of strandline and has no effect; the variables: {}",
             NAMES.join(", ")
         ),
     })
-}
-
-/// Whether two names differ little behind what all of them begin with.
-fn near(name: &str, meant: &str) -> bool {
-    let of = |name: &str| name.trim_start_matches("STRANDLINE_").to_owned();
-    spelling::nearest(&of(name), [of(meant).as_str()]).is_some()
 }
 
 /// `STRANDLINE_MODE` as a word that is a mode, or `auto`; and what there is to say where it was neither.

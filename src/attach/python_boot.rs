@@ -6,6 +6,7 @@
 //! without torch, never gets past the look at a file name. Must not know torch's internals: that is the
 //! Python side's business, whose sources are part of this library.
 
+use super::python_api::{function, holds_lock, is_initialized};
 use libc::{c_char, c_int, c_void};
 use std::ffi::{CStr, CString};
 use std::sync::OnceLock;
@@ -57,15 +58,7 @@ pub(super) fn seen(path: &[u8]) {
 
 /// Whether Python runs in this process and this thread holds its lock.
 pub(super) fn gil_is_held() -> bool {
-    let (Some(initialized), Some(gil)) = (symbol(c"Py_IsInitialized"), symbol(c"PyGILState_Check")) else {
-        return false;
-    };
-    // SAFETY: the documented signatures of these two functions of CPython's C API, which may be called at any
-    // time; the second only once Python is initialised.
-    unsafe {
-        std::mem::transmute::<*mut c_void, extern "C" fn() -> c_int>(initialized)() != 0
-            && std::mem::transmute::<*mut c_void, extern "C" fn() -> c_int>(gil)() == 1
-    }
+    is_initialized() && holds_lock()
 }
 
 /// Has Python's main thread call `what` when it comes round to it: for what needs Python's lock, from a thread
@@ -81,17 +74,14 @@ pub(super) fn once_with_the_gil(what: fn()) {
         }
         0
     }
-    let (Some(add), Some(initialized)) = (symbol(c"Py_AddPendingCall"), symbol(c"Py_IsInitialized")) else {
+    type Add = extern "C" fn(extern "C" fn(*mut c_void) -> c_int, *mut c_void) -> c_int;
+    // SAFETY: the documented signature.
+    let Some(add) = unsafe { function::<Add>(c"Py_AddPendingCall") }.filter(|_| is_initialized()) else {
         return;
     };
-    // SAFETY: the documented signature; it may be called at any time.
-    if unsafe { std::mem::transmute::<*mut c_void, extern "C" fn() -> c_int>(initialized)() } == 0 {
-        return;
-    }
     WHAT.store(what as usize, Ordering::Release);
-    type Add = extern "C" fn(extern "C" fn(*mut c_void) -> c_int, *mut c_void) -> c_int;
-    // SAFETY: the documented signature; it may be called from any thread, without Python's lock.
-    unsafe { std::mem::transmute::<*mut c_void, Add>(add)(pending, std::ptr::null_mut()) };
+    // From any thread, without Python's lock.
+    add(pending, std::ptr::null_mut());
 }
 
 /// Whether this is the copy of the library that serves the process (a job may be preloaded twice).
@@ -103,8 +93,9 @@ pub(super) fn first_copy() -> bool {
 /// Runs the boot code. The caller holds Python's lock.
 pub(super) fn run() {
     static SAID: AtomicBool = AtomicBool::new(false);
-    let found = (symbol(c"Py_IsInitialized"), symbol(c"PyGILState_Check"), symbol(c"PyRun_SimpleString"));
-    let (Some(initialized), Some(gil), Some(run)) = found else {
+    // SAFETY: the documented signature.
+    let found = unsafe { function::<extern "C" fn(*const c_char) -> c_int>(c"PyRun_SimpleString") };
+    let Some(run) = found else {
         return super::say_once(
             &SAID,
             format_args!(
@@ -113,15 +104,7 @@ pub(super) fn run() {
             ),
         );
     };
-    // SAFETY: the documented signatures of these three functions of CPython's C API.
-    let (initialized, gil, run) = unsafe {
-        (
-            std::mem::transmute::<*mut c_void, extern "C" fn() -> c_int>(initialized),
-            std::mem::transmute::<*mut c_void, extern "C" fn() -> c_int>(gil),
-            std::mem::transmute::<*mut c_void, extern "C" fn(*const c_char) -> c_int>(run),
-        )
-    };
-    if initialized() == 0 || gil() != 1 {
+    if !gil_is_held() {
         return super::say_once(
             &SAID,
             format_args!(

@@ -6,13 +6,11 @@
 //! package importable and turns the built-in module's spec into that of the package, whose code Python goes on to
 //! load. Must not know what the package does.
 
+use super::python_api::{Object, function, is_initialized, raise};
 use super::python_boot::{first_copy, run, symbol};
 use libc::{c_char, c_int, c_void};
 use std::cell::UnsafeCell;
 use std::ffi::CStr;
-
-/// A `PyObject *`.
-type Object = *mut c_void;
 
 /// CPython's `PyModuleDef`, with the head that objects have where neither threads are free nor references traced.
 #[repr(C)]
@@ -71,28 +69,16 @@ static DEFINITION: Shared<Definition> = Shared(UnsafeCell::new(Definition {
 /// What Python calls for a built-in module that is imported: answers with the definition, for it to be made in two
 /// phases.
 extern "C" fn begin() -> Object {
-    let Some(init) = symbol(c"PyModuleDef_Init") else { return std::ptr::null_mut() };
-    // SAFETY: the documented signature; the definition is a static.
-    unsafe {
-        std::mem::transmute::<Object, extern "C" fn(*mut Definition) -> Object>(init)(DEFINITION.0.get())
-    }
+    // SAFETY: the documented signature.
+    let init = unsafe { function::<extern "C" fn(*mut Definition) -> Object>(c"PyModuleDef_Init") };
+    init.map_or(std::ptr::null_mut(), |init| init(DEFINITION.0.get()))
 }
 
 /// Makes the module of a spec. Python holds its lock.
 extern "C" fn create(spec: Object, _: *mut Definition) -> Object {
     let made = std::panic::catch_unwind(|| made(spec)).ok().flatten();
     made.unwrap_or_else(|| {
-        let found = (symbol(c"PyErr_SetString"), symbol(c"PyExc_ModuleNotFoundError"));
-        if let (Some(set), Some(kind)) = found {
-            type Set = extern "C" fn(Object, *const c_char);
-            // SAFETY: the documented signature; the second symbol is a variable that holds an exception class.
-            unsafe {
-                std::mem::transmute::<Object, Set>(set)(
-                    *kind.cast::<Object>(),
-                    c"No module named 'strandline'".as_ptr(),
-                )
-            };
-        }
+        raise(c"PyExc_ModuleNotFoundError", c"No module named 'strandline'");
         std::ptr::null_mut()
     })
 }
@@ -101,59 +87,55 @@ extern "C" fn create(spec: Object, _: *mut Definition) -> Object {
 /// error in Python, if that is not so.
 fn made(spec: Object) -> Option<Object> {
     type Call = unsafe extern "C" fn(Object, *const c_char, *const c_char, ...) -> Object;
-    let (get, item) = (symbol(c"PySys_GetObject")?, symbol(c"PyList_GetItem")?);
-    let (call, clear) = (symbol(c"PyObject_CallMethod")?, symbol(c"PyErr_Clear")?);
+    // SAFETY: the documented signatures of these functions of the stable ABI.
+    let (get, item, call, clear) = unsafe {
+        (
+            function::<extern "C" fn(*const c_char) -> Object>(c"PySys_GetObject")?,
+            function::<extern "C" fn(Object, isize) -> Object>(c"PyList_GetItem")?,
+            function::<Call>(c"PyObject_CallMethod")?,
+            function::<extern "C" fn()>(c"PyErr_Clear")?,
+        )
+    };
     run();
-    // SAFETY: the documented signatures of these functions of the stable ABI; the first two answer with borrowed
-    // references, which live through the call of a method.
-    unsafe {
-        let finders =
-            std::mem::transmute::<Object, extern "C" fn(*const c_char) -> Object>(get)(c"meta_path".as_ptr());
-        let first = if finders.is_null() {
-            finders
-        } else {
-            std::mem::transmute::<Object, extern "C" fn(Object, isize) -> Object>(item)(finders, 0)
-        };
-        let module = if first.is_null() {
-            first
-        } else {
-            std::mem::transmute::<Object, Call>(call)(first, c"adopt".as_ptr(), c"(O)".as_ptr(), spec)
-        };
-        if module.is_null() {
-            std::mem::transmute::<Object, extern "C" fn()>(clear)();
-            return None;
-        }
-        Some(module)
+    // The first two answer with borrowed references, which live through the call of a method.
+    let finders = get(c"meta_path".as_ptr());
+    let first = if finders.is_null() { finders } else { item(finders, 0) };
+    let module = if first.is_null() {
+        first
+    } else {
+        // SAFETY: the format names one object, which is alive.
+        unsafe { call(first, c"adopt".as_ptr(), c"(O)".as_ptr(), spec) }
+    };
+    if module.is_null() {
+        clear();
+        return None;
     }
+    Some(module)
 }
 
 /// Whether this Python's objects have the head of [`Definition`]: else the package is there once torch is.
 fn has_plain_objects() -> bool {
-    let Some(version) = symbol(c"Py_GetVersion") else { return false };
     // SAFETY: the documented signature; it may be called before Python is initialised and answers with a static.
-    let version =
-        unsafe { CStr::from_ptr(std::mem::transmute::<Object, extern "C" fn() -> *const c_char>(version)()) };
-    !version.to_string_lossy().contains("free-threading") && symbol(c"_Py_PrintReferences").is_none()
+    let version = unsafe {
+        function::<extern "C" fn() -> *const c_char>(c"Py_GetVersion").map(|get| CStr::from_ptr(get()))
+    };
+    version.is_some_and(|version| !version.to_string_lossy().contains("free-threading"))
+        && symbol(c"_Py_PrintReferences").is_none()
 }
 
 /// Gives Python the module; runs when the library is loaded, before Python begins.
 extern "C" fn offer() {
+    type Append = extern "C" fn(*const c_char, extern "C" fn() -> Object) -> c_int;
     let off = std::env::var_os("STRANDLINE_MODE").is_some_and(|mode| mode == "off");
-    let (Some(append), Some(initialized)) = (symbol(c"PyImport_AppendInittab"), symbol(c"Py_IsInitialized"))
-    else {
-        return;
-    };
+    // SAFETY: the documented signature.
+    let Some(append) = (unsafe { function::<Append>(c"PyImport_AppendInittab") }) else { return };
     // Python 3.8 and newer: the others have no torch that is supported.
     if off || !first_copy() || symbol(c"PySys_AddAuditHook").is_none() || !has_plain_objects() {
         return;
     }
-    type Append = extern "C" fn(*const c_char, extern "C" fn() -> Object) -> c_int;
-    // SAFETY: the documented signatures; the first may be called at any time, the second before Python is
-    // initialised, and keeps the name, which is a static.
-    unsafe {
-        if std::mem::transmute::<Object, extern "C" fn() -> c_int>(initialized)() == 0 {
-            std::mem::transmute::<Object, Append>(append)(c"strandline".as_ptr(), begin);
-        }
+    // Only before Python begins; the name, which is kept, is a static.
+    if symbol(c"Py_IsInitialized").is_some() && !is_initialized() {
+        append(c"strandline".as_ptr(), begin);
     }
 }
 

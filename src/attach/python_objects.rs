@@ -7,13 +7,12 @@
 //! this Python is not known to work so, there is no index and the Python side asks the collector.
 
 use super::abi::guarded;
-use super::python_boot::symbol;
+use super::python_api::{Object, function, holds_lock};
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 use libc::{c_int, c_uint, c_void};
 use std::time::{Duration, Instant};
 
-type Object = *mut c_void;
 type Visit = unsafe extern "C" fn(Object, *mut c_void) -> c_int;
 type Traverse = unsafe extern "C" fn(Object, Visit, *mut c_void) -> c_int;
 
@@ -26,40 +25,37 @@ const TRAVERSE: c_int = 71;
 /// Where an object's type stands, in bytes; not so in a free-threaded Python, which is found out.
 const TYPE_AT: usize = 8;
 
-/// Declares the functions of Python that are called, and finds them.
-macro_rules! api {
-    ($($field:ident = $name:literal: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
-        struct Api { $($field: unsafe extern "C" fn($($argument),*) $(-> $result)?,)* }
-
-        impl Api {
-            fn find() -> Option<Api> {
-                // SAFETY: each address is that of the C function of this name, whose signature is as
-                // declared in every CPython from 3.9 on.
-                Some(unsafe {
-                    Api { $($field: std::mem::transmute::<
-                        *mut c_void,
-                        unsafe extern "C" fn($($argument),*) $(-> $result)?,
-                    >(symbol($name)?),)* }
-                })
-            }
-        }
-    };
-}
-
-api! {
-    list_size = c"PyList_Size": fn(Object) -> isize;
-    list_item = c"PyList_GetItem": fn(Object, isize) -> Object;
-    tuple_size = c"PyTuple_Size": fn(Object) -> isize;
-    tuple_item = c"PyTuple_GetItem": fn(Object, isize) -> Object;
-    type_of = c"PyObject_Type": fn(Object) -> Object;
-    is_subtype = c"PyType_IsSubtype": fn(Object, Object) -> c_int;
-    slot = c"PyType_GetSlot": fn(Object, c_int) -> *mut c_void;
-    clear_error = c"PyErr_Clear": fn();
-    let_go = c"Py_DecRef": fn(Object);
-    gil_held = c"PyGILState_Check": fn() -> c_int;
+/// The functions of CPython's C API that are used here.
+struct Api {
+    list_size: unsafe extern "C" fn(Object) -> isize,
+    list_item: unsafe extern "C" fn(Object, isize) -> Object,
+    tuple_size: unsafe extern "C" fn(Object) -> isize,
+    tuple_item: unsafe extern "C" fn(Object, isize) -> Object,
+    type_of: unsafe extern "C" fn(Object) -> Object,
+    is_subtype: unsafe extern "C" fn(Object, Object) -> c_int,
+    slot: unsafe extern "C" fn(Object, c_int) -> *mut c_void,
+    clear_error: unsafe extern "C" fn(),
+    let_go: unsafe extern "C" fn(Object),
 }
 
 impl Api {
+    fn find() -> Option<Api> {
+        // SAFETY: the documented signatures, the same in every CPython from 3.9 on.
+        unsafe {
+            Some(Api {
+                list_size: function(c"PyList_Size")?,
+                list_item: function(c"PyList_GetItem")?,
+                tuple_size: function(c"PyTuple_Size")?,
+                tuple_item: function(c"PyTuple_GetItem")?,
+                type_of: function(c"PyObject_Type")?,
+                is_subtype: function(c"PyType_IsSubtype")?,
+                slot: function(c"PyType_GetSlot")?,
+                clear_error: function(c"PyErr_Clear")?,
+                let_go: function(c"Py_DecRef")?,
+            })
+        }
+    }
+
     /// Whether types stand where they are looked for.
     fn has_known_layout(&self, list: Object) -> bool {
         // SAFETY: `list` is a live object; PyObject_Type gives a new reference, given back at once.
@@ -138,8 +134,7 @@ impl Index {
     unsafe fn build(objects: Object, classes: Object, patience: Duration) -> Option<Index> {
         let until = Instant::now() + patience;
         let api = Api::find()?;
-        // SAFETY: the GIL may be asked for at any time.
-        if unsafe { (api.gil_held)() } == 0 || !api.has_known_layout(objects) {
+        if !holds_lock() || !api.has_known_layout(objects) {
             return None;
         }
         // SAFETY: the caller's contract; both answer -1 and set an error for anything else.

@@ -32,8 +32,8 @@ pub fn has_had_children() -> bool {
     }
 }
 
-/// Whether processes that this one started, or those started, have written reports into `out`; its own lies in `own`. An error: `out` cannot
-/// be looked at.
+/// Whether processes that this one started, or those started, have written reports into `out`; its own lies in
+/// `own`. An error: `out` cannot be looked at.
 pub fn have_reported(out: &Path, own: Option<&Path>) -> std::io::Result<bool> {
     if !has_had_children() {
         return Ok(false);

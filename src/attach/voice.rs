@@ -171,8 +171,8 @@ pub fn write(text: &str) {
     let Some(place) = place() else { return };
     let _held = NoSigpipe::hold();
     // In the middle of somebody's line of dots, for example.
-    let apart = if place == libc::STDERR_FILENO { String::new() } else { format!("\n{text}") };
-    let mut rest = if apart.is_empty() { text.as_bytes() } else { apart.as_bytes() };
+    let apart = (place != libc::STDERR_FILENO).then(|| format!("\n{text}"));
+    let mut rest = apart.as_deref().unwrap_or(text).as_bytes();
     while !rest.is_empty() && has_room(place) {
         let part = &rest[..rest.len().min(libc::PIPE_BUF)];
         // SAFETY: the buffer lives through the call.
