@@ -405,7 +405,7 @@ class _Composer:
                 type_name(container)
                 + (f" {_class_name(owner.parent)}.{owner.name}" if owner is not None else "")
             )
-            length = _limits._length(container)
+            length = _limits.length_of(container)
             if length is not None:
                 words.append(f"{length} entries when seen")
         for step in self.path.steps:

@@ -154,6 +154,11 @@ class Files:
         return found
 
 
+def last_name(node: Any) -> str:
+    """The name that a thing goes by, without what it is an attribute of; "" if it has none."""
+    return str(getattr(node, "id", getattr(node, "attr", "")))
+
+
 def text(node: Any) -> str:
     """A node as source text."""
     try:

@@ -78,8 +78,8 @@ class Explainer:
             _announce(len(candidates), len(objects))
             index = Index(objects, classes(), seconds=seconds)
             deadline = time.thread_time() + seconds
-            search = Search(candidates, current, collecting, objects, index, deadline, pace)
             del objects
+            search = Search(candidates, current, collecting, index, deadline, pace)
             return search.answers()
         except Exception:
             _trouble.said("the search for holders")
@@ -124,7 +124,6 @@ class Search:
         candidates: List[Dict[str, Any]],
         current: Set[int],
         collecting: bool,
-        objects: List[Any],
         index: Index,
         deadline: float,
         pace: float = 0.0,
@@ -137,9 +136,8 @@ class Search:
         self._ended = True  # not for lack of time
         self._ours = Ours()
         self._roots = Roots()
-        self._objects = objects
-        self._ours.add(objects)
         self._index = index
+        self._ours.add(index.objects)
         self._climb = Climb(self._roots, self._ours, self._index, deadline)
         self._files = Files()
         self._chosen: Dict[int, List[Block]] = {
@@ -154,7 +152,6 @@ class Search:
 
     def close(self) -> None:
         self._climb.close()
-        self._objects = []
         self._paths.clear()
         self._dangling.clear()
         self._roots.locals.clear()
@@ -339,10 +336,10 @@ class Search:
         import numpy
 
         array_type = numpy.ndarray
-        self._by_object_arrays(missing, self._objects, array_type)
+        self._by_object_arrays(missing, array_type)
         found_arrays: Dict[int, Tuple[Any, Any]] = {}
         self._ours.add(tensors)
-        for holder in self._objects:
+        for holder in self._index.objects:
             if not gc.is_tracked(holder) or self._ours(holder):
                 continue
             for thing in gc.get_referents(holder):
@@ -363,7 +360,7 @@ class Search:
                 self._paths[address].tail = ("its memory",)
                 del missing[address]
 
-    def _by_object_arrays(self, missing: Dict[int, Block], objects: List[Any], array_type: Any) -> None:
+    def _by_object_arrays(self, missing: Dict[int, Block], array_type: Any) -> None:
         """Arrays of Python objects hold them, and the collector does not see that either."""
         heads = {
             id(self._dangling[address].links[0]): address for address in missing if address in self._dangling
@@ -374,7 +371,7 @@ class Search:
             for value in self._roots.values():
                 if type(value) is array_type:
                     yield None, value
-            for holder in objects:
+            for holder in self._index.objects:
                 if gc.is_tracked(holder) and not self._ours(holder):
                     for thing in gc.get_referents(holder):
                         if type(thing) is array_type:

@@ -54,7 +54,7 @@ def _widest(path: Path) -> Optional[int]:
     for position, step in enumerate(path.steps):
         if step.name == "lru_cache":
             return position
-        length = _limits._length(step.parent)
+        length = _limits.length_of(step.parent)
         if step.kind == "index" and length is not None and length > 4:
             return position
     return None

@@ -11,12 +11,12 @@ from . import _library
 
 
 class Index:
-    """Holders of objects and instances of classes, as of the moment when it was made."""
+    """Holders of objects and instances of classes, as of the moment when it was made. `objects` are the collector's."""
 
     def __init__(
         self, objects: List[Any], classes: Tuple[type, ...], library: Any = None, seconds: float = 60.0
     ) -> None:
-        self._objects = objects
+        self.objects = objects
         self._classes = classes
         self._library = library if library is not None else _library.find()
         self._index: Optional[int] = None
@@ -27,7 +27,7 @@ class Index:
         if self._index is not None:
             self._library.python_forget(self._index)
         self._index = None
-        self._objects = []
+        self.objects = []
 
     @property
     def is_quick(self) -> bool:
@@ -37,12 +37,12 @@ class Index:
         """For each class asked for its instances."""
         if self._index is not None:
             return [
-                [self._objects[at] for at in self._library.python_instances(self._index, number)]
+                [self.objects[at] for at in self._library.python_instances(self._index, number)]
                 for number in range(len(self._classes))
             ]
         kinds: Dict[type, Sequence[int]] = {}
         found: List[List[Any]] = [[] for _ in self._classes]
-        for candidate in self._objects:
+        for candidate in self.objects:
             kind = type(candidate)
             numbers = kinds.get(kind)
             if numbers is None:
@@ -58,7 +58,7 @@ class Index:
         """Pairs of an object and the id of one of `things` that it refers to."""
         if self._index is not None:
             return [
-                (self._objects[at], id(thing))
+                (self.objects[at], id(thing))
                 for thing in things
                 for at in dict.fromkeys(self._library.python_holders(self._index, id(thing)) or ())
             ]
@@ -76,6 +76,6 @@ class Index:
             return [thing for thing in things if self._library.python_holders(self._index, id(thing))]
         wanted = {id(thing) for thing in things}
         seen = set()
-        for start in range(0, len(self._objects), 4096):
-            seen |= wanted.intersection(map(id, gc.get_referents(*self._objects[start : start + 4096])))
+        for start in range(0, len(self.objects), 4096):
+            seen |= wanted.intersection(map(id, gc.get_referents(*self.objects[start : start + 4096])))
         return [thing for thing in things if id(thing) in seen]

@@ -11,7 +11,7 @@ import collections
 import os
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
-from ._code import Statement, expressions, text
+from ._code import Statement, expressions, last_name, text
 from ._path import _LRU
 from ._source import Finder, Holder, Matcher, Store, _empty, _pairs, finds, stripped
 
@@ -102,7 +102,7 @@ def guarded(store: Store, holder: Holder, container: Any, owner: Any, asked: int
             sized = _is_len(small, match)
             if not sized and not (isinstance(small, ast.Name) and small.id in loops):
                 continue
-            length, capacity = _length(container), _number(large, owner, statement, store)
+            length, capacity = length_of(container), _number(large, owner, statement, store)
             if capacity is None and (not sized or asked >= _FIRM):
                 continue
             if capacity is not None and length is not None and length > 2 * capacity + 16:
@@ -121,9 +121,11 @@ def inner_bound(container: Any, below: List[Any], blocks: int, store: Optional[S
     cannot = (
         type(container) is dict
         and isinstance(node, ast.Expr)
-        and not any(_last(call.func) == "setdefault" for call in ast.walk(node) if isinstance(call, ast.Call))
+        and not any(
+            last_name(call.func) == "setdefault" for call in ast.walk(node) if isinstance(call, ast.Call)
+        )
     )
-    number = _length(container)
+    number = length_of(container)
     for inner in below:
         bound = own_bound(inner)
         if bound is None or not number or not bound.capacity:
@@ -273,14 +275,7 @@ def _called_names(statements: List[Statement]) -> Dict[str, None]:
     for statement in statements:
         for node in expressions(statement.node):
             if isinstance(node, ast.Call):
-                name = (
-                    node.func.attr
-                    if isinstance(node.func, ast.Attribute)
-                    else node.func.id
-                    if isinstance(node.func, ast.Name)
-                    else ""
-                )
-                names[name] = None
+                names[last_name(node.func)] = None
     return names
 
 
@@ -305,7 +300,7 @@ def _takes(statement: Statement, match: Matcher) -> bool:
             and match(stripped(part.func.value)[0])
         ):
             return True
-        if _last(part.func) in _TAKING and part.args and match(stripped(part.args[0])[0]):
+        if last_name(part.func) in _TAKING and part.args and match(stripped(part.args[0])[0]):
             return True
     return False
 
@@ -349,7 +344,7 @@ def _concerns(part: Any, taker: Statement, match: Matcher, store: Store) -> Opti
     file, calls = store.file, [inner for inner in ast.walk(part) if isinstance(inner, ast.Call)]
     if any(holds(given) for call in calls for given in call.args):
         return True
-    names = {_last(inner) for inner in ast.walk(part) if isinstance(inner, (ast.Name, ast.Attribute))}
+    names = {last_name(inner) for inner in ast.walk(part) if isinstance(inner, (ast.Name, ast.Attribute))}
     counted = any("memory" in text(call.func) for call in calls)
     for loop in taker.loops:
         if isinstance(loop, (ast.For, ast.AsyncFor)) and names & _names(loop.target):
@@ -366,7 +361,7 @@ def _concerns(part: Any, taker: Statement, match: Matcher, store: Store) -> Opti
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         if any(match(stripped(target)[0]) for target in targets):
             continue
-        own = {_last(target) for target in targets} & names
+        own = {last_name(target) for target in targets} & names
         if own and holds(node.value):
             return True
         again = isinstance(node, ast.AugAssign) or bool(own & _names(node.value))
@@ -380,24 +375,20 @@ def _concerns(part: Any, taker: Statement, match: Matcher, store: Store) -> Opti
         if isinstance(target, ast.Subscript)
     ]
     for call in expressions(taker.node):
-        if isinstance(call, ast.Call) and _last(call.func) in _TAKERS:
+        if isinstance(call, ast.Call) and last_name(call.func) in _TAKERS:
             keys += call.args
     return False if counted or any(names & _names(key) for key in keys) else None
 
 
-def _last(node: Any) -> str:
-    return str(getattr(node, "id", getattr(node, "attr", "")))
-
-
 def _names(node: Any) -> Set[str]:
-    return {_last(inner) for inner in ast.walk(node) if isinstance(inner, (ast.Name, ast.Attribute))}
+    return {last_name(inner) for inner in ast.walk(node) if isinstance(inner, (ast.Name, ast.Attribute))}
 
 
 def _measured(
     test: _Test, taker: Statement, store: Store, container: Any, owner: Any
 ) -> Tuple[Optional[int], Optional[int], bool]:
     """How full the container is and how full it may be, as far as known, and whether these count entries."""
-    length, compare = _length(container), test.compare
+    length, compare = length_of(container), test.compare
     if _is_cut(compare):
         lower = compare.slice.lower
         capacity = _number(lower.operand, owner, taker, store) if isinstance(lower, ast.UnaryOp) else None
@@ -413,7 +404,7 @@ def _measured(
         sides.reverse()
     index = {name for loop in taker.loops for name in _names(getattr(loop, "target", compare.ops[0]))}
     capacity = _number(sides[1], owner, taker, store)
-    if _last(sides[0]) in index:
+    if last_name(sides[0]) in index:
         return length, capacity, True
     count = _number(sides[0], owner, taker, store) if isinstance(sides[0], ast.Attribute) else None
     return (count, capacity, False) if count and capacity else (length, None, True)
@@ -437,7 +428,7 @@ def _number(node: Any, owner: Any, taker: Statement, store: Store) -> Optional[i
             continue
         if isinstance(statement.node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
             targets = getattr(statement.node, "targets", None) or [statement.node.target]
-            if any(node.id == _last(target) for target in targets if isinstance(target, ast.Name)):
+            if any(node.id == last_name(target) for target in targets if isinstance(target, ast.Name)):
                 bound.append(statement.node.value)
     arguments = getattr(taker.function, "args", None)
     if arguments is not None and any(
@@ -452,7 +443,7 @@ def _is_cut(node: Any) -> bool:
     return isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice)
 
 
-def _length(container: Any) -> Optional[int]:
+def length_of(container: Any) -> Optional[int]:
     kind = type(container)
     for base in (list, dict, set, collections.deque):
         if base in kind.__mro__:

@@ -8,7 +8,7 @@ import ast
 import re
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from ._code import File, Files, Functions, Statement, expressions, text
+from ._code import File, Files, Functions, Statement, expressions, last_name, text
 
 ADDERS = {
     "append", "appendleft", "extend", "extendleft", "insert", "add", "setdefault", "update", "push", "put",
@@ -112,7 +112,7 @@ class Finder:
         """All of them, the best first."""
         match = finds(holder)
         found: List[Store] = []
-        for file, statements in self._scopes(holder):
+        for file, statements in self.scopes(holder):
             found.extend(self._in(file, statements, match, holder, follow=2))
         best: Dict[Tuple[str, int], Store] = {}
         for store in found:
@@ -125,7 +125,7 @@ class Finder:
         """Statements that call a method of the holder, or the holder itself; `method` is the one that stores."""
         match = finds(holder)
         found: List[Store] = []
-        for file, statements in self._scopes(holder):
+        for file, statements in self.scopes(holder):
             for statement in statements:
                 for node in expressions(statement.node):
                     if not isinstance(node, ast.Call):
@@ -158,7 +158,7 @@ class Finder:
         return None
 
     # scopes
-    def _scopes(self, holder: Holder) -> Iterator[Tuple[File, List[Statement]]]:
+    def scopes(self, holder: Holder) -> Iterator[Tuple[File, List[Statement]]]:
         if holder.kind == "local":
             file = self.files.get(holder.file)
             function = file.function_at(holder.function, holder.first_line)
@@ -298,15 +298,8 @@ class Finder:
                 return
 
 
-def _called_name(called: Any) -> str:
-    """The name that a call is made by, without what it is an attribute of."""
-    if isinstance(called, ast.Name):
-        return called.id
-    return called.attr if isinstance(called, ast.Attribute) else ""
-
-
 def _is_call(node: Any, names: Sequence[str], keyword: str, argument: str) -> bool:
-    name = _called_name(node.func)
+    name = last_name(node.func)
     if names and name not in names:
         return False
     if keyword:
@@ -437,7 +430,7 @@ def _ways(node: Any, is_it: Matcher, match: Matcher, name: str) -> Iterator[Tupl
             named = part.args[0] if called.attr in _NAMING and len(part.args) > 1 else None
             if named is not None and spells(named, name):
                 yield 85, "add", [], ast.Attribute(value=called.value, attr=name)
-        function = _called_name(called)
+        function = last_name(called)
         if (
             function in ("heappush", "insort", "insort_left", "insort_right")
             and part.args

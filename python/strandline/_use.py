@@ -9,7 +9,7 @@ import ast
 import os
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
-from ._code import _BODIES, _COMPOUND, File, Functions, Statement, expressions, text
+from ._code import _BODIES, _COMPOUND, File, Functions, Statement, expressions, last_name, text
 from ._source import ADDERS, Finder, Holder, Matcher, Store, finds, stripped
 
 NEVER, READ, GATHERED, AGAIN = "never", "read", "gathered", "again"
@@ -29,7 +29,7 @@ def use(finder: Finder, holder: Holder, store: Store) -> Used:
     """How the program uses the name that `store` stores into."""
     match = finds(holder)
     best = Used(NEVER, None, None)
-    for file, statements in finder._scopes(holder):
+    for file, statements in finder.scopes(holder):
         for statement in statements:
             if statement.node is store.statement.node or not reads(statement.node, match):
                 continue
@@ -46,7 +46,7 @@ def of_object(finder: Finder, holder: Holder, store: Store) -> Optional[str]:
     stored. None where nothing shows: the library may read it by itself."""
     match = finds(holder)
     best: Optional[str] = None
-    for file, statements in finder._scopes(holder):
+    for file, statements in finder.scopes(holder):
         for statement in statements:
             if statement.node is store.statement.node or not _asks(statement, match):
                 continue
@@ -81,7 +81,7 @@ def _after(file: File, statement: Statement, store: Store, match: Matcher, finde
     if function.name.startswith("__") and function.name != "__call__":
         return False
     return any(
-        _calls(each, function, statement.cls, _knows(finder.files.get(place), statement.cls, finder), finder)
+        _calls(finder.files.get(place), each, function, statement.cls, finder)
         for place in dict.fromkeys([file.name, *finder.user_files])
         for each in finder.files.get(place).statements
     )
@@ -146,9 +146,9 @@ def _runs_often(function: Any, cls: Optional[str], finder: Finder, depth: int, s
         return False
     seen.add(id(function))
     for place in finder.user_files:
-        near = _knows(finder.files.get(place), cls, finder)
-        for statement in finder.files.get(place).statements:
-            if not _calls(statement, function, cls, near, finder):
+        file = finder.files.get(place)
+        for statement in file.statements:
+            if not _calls(file, statement, function, cls, finder):
                 continue
             if any(_once(test.test) for test in statement.tests if isinstance(test, ast.If)):
                 continue
@@ -180,7 +180,7 @@ def _knows(file: File, cls: Optional[str], finder: Finder) -> bool:
     return False
 
 
-def _calls(statement: Statement, function: Any, cls: Optional[str], near: bool, finder: Finder) -> bool:
+def _calls(file: File, statement: Statement, function: Any, cls: Optional[str], finder: Finder) -> bool:
     """Whether a statement calls the function: by its name, or as a method of what may be such an object."""
     for node in expressions(statement.node):
         if isinstance(node, ast.Call):
@@ -188,26 +188,26 @@ def _calls(statement: Statement, function: Any, cls: Optional[str], near: bool, 
             if isinstance(called, ast.Name) and called.id == function.name:
                 return True
             named = isinstance(called, ast.Attribute) and called.attr == function.name
-            if named and _may_be(called.value, cls, statement, near, finder):
+            if named and _may_be(called.value, cls, file, statement, finder):
                 return True
     return False
 
 
-def _may_be(receiver: Any, cls: Optional[str], statement: Statement, near: bool, finder: Finder) -> bool:
+def _may_be(receiver: Any, cls: Optional[str], file: File, statement: Statement, finder: Finder) -> bool:
     """Whether a receiver may be an instance of the class: `optimizer.step()` calls no method `step` of another class,
-    since what `optimizer` is bound to says what it is. Where nothing says so, it may, `near` the class."""
+    since what `optimizer` is bound to says what it is. Where nothing says so, it may, in a file that knows the class."""
     base = stripped(receiver)[0]
     if isinstance(base, ast.Call):  # super().update(), Meter().update()
-        name = getattr(base.func, "id", getattr(base.func, "attr", ""))
-        return name in ("super", cls) or (near and not name[:1].isupper())
-    name = getattr(base, "id", getattr(base, "attr", ""))
+        name = last_name(base.func)
+        return name in ("super", cls) or (not name[:1].isupper() and _knows(file, cls, finder))
+    name = last_name(base)
     if cls is None:  # a function of a module
         return isinstance(base, ast.Name) and _IMPORT in _bound(finder, name)
     if name in ("self", "cls") and isinstance(base, ast.Name):
         return statement.cls is not None and _related(statement.cls, cls, finder)
     other = False
     for value in _bound(finder, name):
-        made = [_made(part) for part in ast.walk(value) if isinstance(part, ast.Call)]
+        made = [last_name(part.func) for part in ast.walk(value) if isinstance(part, ast.Call)]
         if any(each == cls or _related(each, cls, finder) for each in made):
             return True
         if value is _IMPORT:
@@ -215,7 +215,7 @@ def _may_be(receiver: Any, cls: Optional[str], statement: Statement, near: bool,
         elif isinstance(value, ast.Call):
             same = any(name in (getattr(p, "id", ""), getattr(p, "attr", "")) for p in ast.walk(value))
             other = other or not (same or _of_the_users(made[0], finder))
-    return near and not other
+    return not other and _knows(file, cls, finder)
 
 
 _IMPORT = ast.Pass()  # stands for what an import binds
@@ -247,13 +247,9 @@ def _bindings(node: Any) -> Iterator[Tuple[str, Any]]:
         for each in node.names:
             yield (each.asname or each.name).split(".")[0], _IMPORT
     for target, value in pairs:
-        name = getattr(target, "id", getattr(target, "attr", ""))
+        name = last_name(target)
         if name:
             yield name, value
-
-
-def _made(call: Any) -> str:
-    return getattr(call.func, "id", getattr(call.func, "attr", ""))
 
 
 def _of_the_users(name: str, finder: Finder) -> bool:
@@ -281,7 +277,7 @@ def _related(one: str, other: str, finder: Finder) -> bool:
             for place in finder.user_files:
                 node = finder.files.get(place).classes.get(current)
                 if node is not None:
-                    todo += [getattr(each, "id", getattr(each, "attr", "")) for each in node.bases]
+                    todo += map(last_name, node.bases)
     return False
 
 
@@ -317,7 +313,7 @@ def together(finder: Finder, holder: Holder, store: Store) -> str:
             return f"{file.name}: {mine}"
     match = finds(holder)
     others = [finds(holder._replace(name=name)) for name in near]
-    for _, statements in finder._scopes(holder):
+    for _, statements in finder.scopes(holder):
         for statement in statements:
             if statement.node is here.node or not reads(statement.node, match):
                 continue

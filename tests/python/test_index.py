@@ -64,7 +64,7 @@ class NoIndex:
 def test_holders_are_those_that_the_collector_names(built_library, things, kept):
     quick, slow = indexes(built_library)
     assert quick.is_quick and not slow.is_quick
-    ours = {id(things), id(quick._objects)}
+    ours = {id(things), id(quick.objects)}
 
     def pairs(index, asked):
         return {(id(holder), child) for holder, child in index.holders(asked) if id(holder) not in ours}
