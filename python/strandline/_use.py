@@ -16,6 +16,7 @@ NEVER, READ, GATHERED, AGAIN = "never", "read", "gathered", "again"
 _TAKERS = {"pop", "popleft", "popitem", "clear", "remove", "discard"}
 _MOVERS = {"reset", "to", "cpu", "cuda", "train", "eval", "double", "float", "half", "close"}
 _ALWAYS = ("forward", "__call__", "__getitem__", "__iter__", "training_step", "validation_step")
+_METHODS = {name for kind in (dict, list, set, str) for name in vars(kind) if not name.startswith("_")}
 _NEAR = 2  # lines between statements that may fill one thing's containers
 
 
@@ -28,10 +29,17 @@ class Used(NamedTuple):
 def use(finder: Finder, holder: Holder, store: Store) -> Used:
     """How the program uses the name that `store` stores into."""
     match = finds(holder)
+    cls = holder.classes[0] if holder.kind == "attribute" and holder.classes else None
     best = Used(NEVER, None, None)
     for file, statements in finder.scopes(holder):
         for statement in statements:
-            if statement.node is store.statement.node or not reads(statement.node, match):
+            if statement.node is store.statement.node:
+                continue
+
+            def of_it(node: Any, statement: Statement = statement) -> bool:
+                return match(node) and (cls is None or _is_a(node.value, cls, statement, finder) is not False)
+
+            if not reads(statement.node, of_it):
                 continue
             if _again(file, statement, store, finder):
                 return Used(AGAIN, statement, file)
@@ -112,7 +120,9 @@ def _read(node: Any, match: Matcher) -> bool:
     if isinstance(node, ast.Call):
         called = node.func
         inside: List[Any] = [*node.args, *[keyword.value for keyword in node.keywords]]
-        if isinstance(called, ast.Attribute):
+        if match(called) and isinstance(called, ast.Attribute) and called.attr in _METHODS:
+            inside.append(called.value)  # `d.values()` asks a dict, no attribute `values`
+        elif isinstance(called, ast.Attribute):
             if not (called.attr in ADDERS | _TAKERS and match(stripped(called.value)[0])):
                 inside.append(called)
         elif text(called) == "len":
@@ -194,12 +204,19 @@ def _calls(file: File, statement: Statement, function: Any, cls: Optional[str], 
 
 
 def _may_be(receiver: Any, cls: Optional[str], file: File, statement: Statement, finder: Finder) -> bool:
-    """Whether a receiver may be an instance of the class: `optimizer.step()` calls no method `step` of another class,
-    since what `optimizer` is bound to says what it is. Where nothing says so, it may, in a file that knows the class."""
+    """Whether a receiver may be an instance of the class. Where nothing says so, it may, in a file that knows the
+    class."""
+    told = _is_a(receiver, cls, statement, finder)
+    return _knows(file, cls, finder) if told is None else told
+
+
+def _is_a(receiver: Any, cls: Optional[str], statement: Statement, finder: Finder) -> Optional[bool]:
+    """Whether a receiver is an instance of the class, as what it is bound to says: `optimizer.step()` calls no method
+    `step` of another class. None where nothing tells."""
     base = stripped(receiver)[0]
     if isinstance(base, ast.Call):  # super().update(), Meter().update()
         name = last_name(base.func)
-        return name in ("super", cls) or (not name[:1].isupper() and _knows(file, cls, finder))
+        return True if name in ("super", cls) else False if name[:1].isupper() else None
     name = last_name(base)
     if cls is None:  # a function of a module
         return isinstance(base, ast.Name) and _IMPORT in _bound(finder, name)
@@ -215,7 +232,7 @@ def _may_be(receiver: Any, cls: Optional[str], file: File, statement: Statement,
         elif isinstance(value, ast.Call):
             same = any(name in (getattr(p, "id", ""), getattr(p, "attr", "")) for p in ast.walk(value))
             other = other or not (same or _of_the_users(made[0], finder))
-    return not other and _knows(file, cls, finder)
+    return False if other else None
 
 
 _IMPORT = ast.Pass()  # stands for what an import binds

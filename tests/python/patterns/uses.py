@@ -66,6 +66,19 @@ def meter(name, used, inside, before=""):
 
 
 meter("another object's method of that name", "read", "optimizer.step()")
+meter(
+    "a dict asked for its values, the name of the attribute",
+    "read",
+    "sum(counts.values())",
+    "counts = {'a': 1}",
+)
+meter(
+    "another object's attribute of that name",
+    "read",
+    "print(table.values)",
+    "import ast as table; table.values = 1",
+)
+meter("its own attribute read in the loop", "again", "print(len(meter.values), meter.values[-1])")
 meter("its own method in the loop", "again", "meter.step()")
 meter(
     "its own method by a name that nothing tells of", "again", "for m in meters: m.step()", "meters = [meter]"
