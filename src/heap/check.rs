@@ -246,9 +246,9 @@ impl<D: Driver> Heap<D> {
 
     /// The statistics are what the blocks add up to, and no page is lost.
     fn check_sums(&self, sums: &Sums) -> Result<(), String> {
-        let stats = &self.stats;
+        let stats = self.stats.snapshot();
         for kind in [SMALL, LARGE] {
-            for (name, gauge, expected) in [
+            for (name, split, expected) in [
                 ("allocation", &stats.allocation, sums.live[kind]),
                 ("allocated_bytes", &stats.allocated_bytes, sums.live_bytes[kind]),
                 ("active", &stats.active, sums.live[kind] + sums.pending[kind]),
@@ -257,11 +257,8 @@ impl<D: Driver> Heap<D> {
                 ("reserved_bytes", &stats.reserved_bytes, sums.mapped[kind]),
                 ("segment", &stats.segment, sums.segments[kind]),
             ] {
-                ensure!(
-                    gauge.part(kind) == expected,
-                    "{name}[{kind}] is {}, not {expected}",
-                    gauge.part(kind)
-                );
+                let part = if kind == SMALL { &split.small_pool } else { &split.large_pool };
+                ensure!(part.current == expected, "{name}[{kind}] is {}, not {expected}", part.current);
             }
         }
         let pending = sums.pending[SMALL] + sums.pending[LARGE];

@@ -90,7 +90,7 @@ impl<D: Driver> Heap<D> {
 
     fn allowance(&self, arena: u16, size: u64) -> Allowance {
         // The user may reset the peaks of the statistics; what the job once needed it will need again.
-        let peak = self.stats.highest_active().max(self.stats.active_bytes.now() + size);
+        let peak = self.stats.highest_active().max(self.stats.active_bytes() + size);
         let above = |thousandths: u32| peak.saturating_add(peak / 1000 * u64::from(thousandths));
         let config = &self.config;
         // New memory costs once, moving it again and again: what nothing has paid for buys some room.

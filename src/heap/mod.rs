@@ -202,7 +202,7 @@ impl<D: Driver> Heap<D> {
             let class = self.classes.index(size);
             let slab = self.lanes[lane].arenas[SMALL].slabs[class];
             if slab != NONE {
-                return Ok(self.take_slot(slab, size, tag));
+                return Ok(self.take_slot(lane, slab, size, tag));
             }
             return self.malloc_slot_slow(lane, class, size, tag);
         }
@@ -400,9 +400,9 @@ impl<D: Driver> Heap<D> {
     }
 
     #[inline]
-    fn take_slot(&mut self, id: u32, requested: u64, tag: Tag) -> Address {
+    fn take_slot(&mut self, lane: usize, id: u32, requested: u64, tag: Tag) -> Address {
         let slab = &mut self.slabs[id];
-        let arena = &mut self.lanes[lane_of(slab.arena)].arenas[SMALL];
+        let arena = &mut self.lanes[lane].arenas[SMALL];
         let class = usize::from(slab.class);
         if slab.is_empty() && arena.empty[class] == id {
             arena.empty[class] = NONE;
@@ -425,60 +425,79 @@ impl<D: Driver> Heap<D> {
             Some(slot) if slab.address(slot) == at && slab.meta[slot].state() == SlotState::Live => slot,
             _ => return Err(HeapError::NotOurs { address: at }),
         };
-        let (size, arena, meta) = (u64::from(slab.size), slab.arena, &mut slab.meta[slot]);
-        let (tag, uses, requested) = (meta.tag, meta.uses, meta.requested());
-        self.clock += 1;
-        self.stats.freed(SMALL, size);
-        let mut stream = self.lanes[lane_of(arena)].stream;
-        if uses == NONE {
-            self.settle_slot(id, slot);
-        } else {
-            meta.set_state(SlotState::Pending);
-            stream = self.stream_of(Handed::Slot(id, slot as u16));
-            self.begin_wait(Handed::Slot(id, slot as u16));
+        let (size, meta) = (u64::from(slab.size), &slab.meta[slot]);
+        let (tag, requested) = (meta.tag, meta.requested());
+        if meta.uses != NONE {
+            let stream = self.wait_for(Handed::Slot(id, slot as u16), SMALL, size);
+            return Ok(Freed { requested, size, stream, tag });
         }
+        self.clock += 1;
+        self.stats.freed(SMALL, size, requested);
+        let stream = self.give_slot(id, slot);
         Ok(Freed { requested, size, stream, tag })
     }
 
     #[inline]
     fn free_block(&mut self, id: Id, at: Address) -> Result<Freed, HeapError> {
-        let block = &mut self.blocks[id];
+        let block = &self.blocks[id];
         if block.addr != at || block.state != State::Live {
             return Err(HeapError::NotOurs { address: at });
         }
-        let (size, requested, tag, arena) = (block.size, block.word, block.tag, block.arena);
-        self.clock += 1;
-        self.stats.freed(part_of(arena), size);
-        let mut stream = self.lanes[lane_of(arena)].stream;
-        if block.b == NONE {
-            self.settle_block(id);
-        } else {
-            block.state = State::Pending;
-            stream = self.stream_of(Handed::Block(id));
-            self.begin_wait(Handed::Block(id));
+        let (size, requested, tag, part) = (block.size, block.word, block.tag, part_of(block.arena));
+        if block.b != NONE {
+            let stream = self.wait_for(Handed::Block(id), part, size);
+            return Ok(Freed { requested, size, stream, tag });
         }
+        self.clock += 1;
+        self.stats.freed(part, size, requested);
+        let stream = self.give_block(id);
         Ok(Freed { requested, size, stream, tag })
     }
 
-    /// Nobody uses the block any more.
+    /// A block is freed that other streams use: it waits for them. Returns the stream that it was handed to.
+    #[cold]
+    fn wait_for(&mut self, handed: Handed, part: usize, size: u64) -> Stream {
+        self.clock += 1;
+        self.stats.began_to_wait(part, size);
+        match handed {
+            Handed::Block(id) => self.blocks[id].state = State::Pending,
+            Handed::Slot(slab, slot) => {
+                self.slabs[slab].meta[slot as usize].set_state(SlotState::Pending);
+            }
+        }
+        let stream = self.stream_of(handed);
+        self.begin_wait(handed);
+        stream
+    }
+
+    /// Nobody uses a block any more that waited.
     fn settle(&mut self, handed: Handed) {
         match handed {
-            Handed::Block(id) => self.settle_block(id),
-            Handed::Slot(slab, slot) => self.settle_slot(slab, slot as usize),
+            Handed::Block(id) => {
+                let block = &self.blocks[id];
+                self.stats.waited(part_of(block.arena), block.size, block.word);
+                self.give_block(id);
+            }
+            Handed::Slot(id, slot) => {
+                let slab = &self.slabs[id];
+                let requested = slab.meta[slot as usize].requested();
+                self.stats.waited(SMALL, u64::from(slab.size), requested);
+                self.give_slot(id, slot as usize);
+            }
         }
     }
 
+    /// Makes a slot free; returns the lane's stream.
     #[inline]
-    fn settle_slot(&mut self, id: u32, slot: usize) {
+    fn give_slot(&mut self, id: u32, slot: usize) -> Stream {
         let slab = &mut self.slabs[id];
         slab.meta[slot].set_state(SlotState::Free);
-        let (size, requested) = (u64::from(slab.size), slab.meta[slot].requested());
         let was_full = slab.free == 0;
         slab.give(slot);
         let (empty, class, arena) = (slab.is_empty(), usize::from(slab.class), slab.arena);
-        self.stats.settled(SMALL, size, requested);
         let lane = &mut self.lanes[lane_of(arena)];
         lane.last_free = self.clock;
+        let stream = lane.stream;
         let arena = &mut lane.arenas[SMALL];
         arena.taken -= 1;
         if was_full {
@@ -491,14 +510,14 @@ impl<D: Driver> Heap<D> {
                 self.retire_slab(id);
             }
         }
+        stream
     }
 
+    /// Makes a block's range free; returns the lane's stream.
     #[inline]
-    fn settle_block(&mut self, id: Id) {
+    fn give_block(&mut self, id: Id) -> Stream {
         let block = &self.blocks[id];
-        let (at, size, requested) = (block.addr, block.size, block.word);
-        let (segment, arena, logged) = (block.segment, block.arena, block.a);
-        self.stats.settled(part_of(arena), size, requested);
+        let (at, segment, arena, logged) = (block.addr, block.segment, block.arena, block.a);
         self.space.clear(segment, at);
         let lane = &mut self.lanes[lane_of(arena)];
         if logged != NONE
@@ -507,9 +526,11 @@ impl<D: Driver> Heap<D> {
             trail.freed(logged);
         }
         lane.last_free = self.clock;
+        let stream = lane.stream;
         lane.arenas[kind_of(arena)].taken -= 1;
         let clock = self.clock;
         self.release_range(id, clock);
+        stream
     }
 
     /// Makes a range free that is in no list, and joins it with free neighbours. Returns the whole.

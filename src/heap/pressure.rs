@@ -24,16 +24,16 @@ impl<D: Driver> Heap<D> {
         tag: Tag,
     ) -> Result<Address, HeapError> {
         if let Some(slab) = self.make_slab(lane, class) {
-            return Ok(self.take_slot(slab, requested, tag));
+            return Ok(self.take_slot(lane, slab, requested, tag));
         }
         self.process_events();
         self.retire_empty_slabs(lane);
         let ready = self.lanes[lane].arenas[SMALL].slabs[class];
         if ready != NONE {
-            return Ok(self.take_slot(ready, requested, tag));
+            return Ok(self.take_slot(lane, ready, requested, tag));
         }
         if let Some(slab) = self.make_slab(lane, class) {
-            return Ok(self.take_slot(slab, requested, tag));
+            return Ok(self.take_slot(lane, slab, requested, tag));
         }
         match self.grow(arena_number(lane, RUNS), run_for(self.classes.size(class))) {
             Ok(()) => {}
@@ -42,7 +42,7 @@ impl<D: Driver> Heap<D> {
             Err(Shortage::Driver(error)) => return Err(error.into()),
         }
         match self.make_slab(lane, class) {
-            Some(slab) => Ok(self.take_slot(slab, requested, tag)),
+            Some(slab) => Ok(self.take_slot(lane, slab, requested, tag)),
             None => self.malloc_lone_slot(lane, requested, tag),
         }
     }

@@ -46,8 +46,16 @@ impl Gauge {
     #[inline]
     pub(super) fn add(&mut self, part: usize, n: u64) {
         self.now[part] += n;
+        if self.now[part] > self.peak[part] || self.now() > self.peak[2] {
+            self.raise(part);
+        }
+    }
+
+    /// A new peak: rare once a job repeats itself.
+    #[cold]
+    fn raise(&mut self, part: usize) {
         self.peak[part] = self.peak[part].max(self.now[part]);
-        self.peak[2] = self.peak[2].max(self.now[0] + self.now[1]);
+        self.peak[2] = self.peak[2].max(self.now());
     }
 
     #[inline]
@@ -61,14 +69,6 @@ impl Gauge {
         self.now[0] + self.now[1]
     }
 
-    pub(super) fn part(&self, part: usize) -> u64 {
-        self.now[part]
-    }
-
-    pub(super) fn peak(&self) -> u64 {
-        self.peak[2]
-    }
-
     fn reset_peak(&mut self) {
         self.peak = [self.now[0], self.now[1], self.now()];
     }
@@ -76,6 +76,22 @@ impl Gauge {
     fn reset_accumulated(&mut self) {
         self.base = self.now;
         self.freed = [0; 2];
+    }
+
+    /// The statistic of what is handed out or waits: this is that of what is handed out.
+    fn with(&self, waiting: &Waiting) -> Split {
+        let stat = |stat: Stat, peak: u64, waiting: u64, base: u64| Stat {
+            current: stat.current + waiting,
+            peak: stat.peak.max(peak),
+            allocated: stat.allocated,
+            freed: stat.freed + base - waiting,
+        };
+        let (of, Waiting { now, peak, base }) = (self.split(), waiting);
+        Split {
+            all: stat(of.all, peak[2], now[0] + now[1], base[0] + base[1]),
+            small_pool: stat(of.small_pool, peak[SMALL], now[SMALL], base[SMALL]),
+            large_pool: stat(of.large_pool, peak[LARGE], now[LARGE], base[LARGE]),
+        }
     }
 
     fn split(&self) -> Split {
@@ -93,6 +109,35 @@ impl Gauge {
             freed: small_pool.freed + large_pool.freed,
         };
         Split { all, small_pool, large_pool }
+    }
+}
+
+/// What was freed by its user and is still in use on other streams. Together with what is handed out it is
+/// *active*. Nothing waits for most of the time, and then the peaks of both are the same; only while something
+/// waits is the peak of the sum kept here.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Waiting {
+    now: [u64; 2],
+    /// Of the sum, while something waited.
+    peak: [u64; 3],
+    base: [u64; 2],
+}
+
+impl Waiting {
+    fn raise(&mut self, gauge: &Gauge) {
+        let sum = [SMALL, LARGE].map(|part| gauge.now[part] + self.now[part]);
+        for (peak, now) in self.peak.iter_mut().zip([sum[0], sum[1], sum[0] + sum[1]]) {
+            *peak = now.max(*peak);
+        }
+    }
+
+    fn reset_peak(&mut self, gauge: &Gauge) {
+        self.peak = [0; 3];
+        self.raise(gauge);
+    }
+
+    fn now(&self) -> u64 {
+        self.now[0] + self.now[1]
     }
 }
 
@@ -134,8 +179,8 @@ impl DriverWork {
 pub(super) struct Ledgers {
     pub allocation: Gauge,
     pub allocated_bytes: Gauge,
-    pub active: Gauge,
-    pub active_bytes: Gauge,
+    waiting: Waiting,
+    waiting_bytes: Waiting,
     pub requested_bytes: Gauge,
     pub segment: Gauge,
     pub reserved_bytes: Gauge,
@@ -157,33 +202,53 @@ impl Ledgers {
     pub(super) fn handed_out(&mut self, part: usize, size: u64, requested: u64) {
         self.allocation.add(part, 1);
         self.allocated_bytes.add(part, size);
-        self.active.add(part, 1);
-        self.active_bytes.add(part, size);
         self.requested_bytes.add(part, requested);
-        self.recent_allocated = self.recent_allocated.max(self.allocated_bytes.now());
+        if self.allocated_bytes.now() > self.recent_allocated {
+            self.raise_recent();
+        }
+        if self.waiting.now() != 0 {
+            self.raise_waiting();
+        }
     }
 
-    /// A block was freed by its user.
+    #[cold]
+    fn raise_recent(&mut self) {
+        self.recent_allocated = self.allocated_bytes.now();
+    }
+
+    #[cold]
+    fn raise_waiting(&mut self) {
+        self.waiting.raise(&self.allocation);
+        self.waiting_bytes.raise(&self.allocated_bytes);
+    }
+
+    /// A block was freed by its user, and can be used again at once.
     #[inline]
-    pub(super) fn freed(&mut self, part: usize, size: u64) {
+    pub(super) fn freed(&mut self, part: usize, size: u64, requested: u64) {
         self.allocation.sub(part, 1);
         self.allocated_bytes.sub(part, size);
-    }
-
-    /// A freed block can be used again.
-    #[inline]
-    pub(super) fn settled(&mut self, part: usize, size: u64, requested: u64) {
-        self.active.sub(part, 1);
-        self.active_bytes.sub(part, size);
         self.requested_bytes.sub(part, requested);
     }
 
-    fn gauges(&mut self) -> [&mut Gauge; 9] {
+    /// A block was freed by its user, and is still in use on other streams.
+    pub(super) fn began_to_wait(&mut self, part: usize, size: u64) {
+        self.allocation.sub(part, 1);
+        self.allocated_bytes.sub(part, size);
+        self.waiting.now[part] += 1;
+        self.waiting_bytes.now[part] += size;
+    }
+
+    /// A block that waited can be used again.
+    pub(super) fn waited(&mut self, part: usize, size: u64, requested: u64) {
+        self.waiting.now[part] -= 1;
+        self.waiting_bytes.now[part] -= size;
+        self.requested_bytes.sub(part, requested);
+    }
+
+    fn gauges(&mut self) -> [&mut Gauge; 7] {
         [
             &mut self.allocation,
             &mut self.allocated_bytes,
-            &mut self.active,
-            &mut self.active_bytes,
             &mut self.requested_bytes,
             &mut self.segment,
             &mut self.reserved_bytes,
@@ -194,7 +259,12 @@ impl Ledgers {
 
     /// The most active bytes ever, whatever was reset.
     pub(super) fn highest_active(&self) -> u64 {
-        self.active_bytes.peak().max(self.before_reset)
+        self.allocated_bytes.peak[2].max(self.waiting_bytes.peak[2]).max(self.before_reset)
+    }
+
+    /// Bytes that are handed out or still in use.
+    pub(super) fn active_bytes(&self) -> u64 {
+        self.allocated_bytes.now() + self.waiting_bytes.now()
     }
 
     /// The most allocated bytes since the last call, whatever was reset.
@@ -205,10 +275,15 @@ impl Ledgers {
     pub(super) fn reset_peak(&mut self) {
         self.before_reset = self.highest_active();
         self.gauges().into_iter().for_each(Gauge::reset_peak);
+        self.waiting.reset_peak(&self.allocation);
+        self.waiting_bytes.reset_peak(&self.allocated_bytes);
     }
 
     pub(super) fn reset_accumulated(&mut self) {
         self.gauges().into_iter().for_each(Gauge::reset_accumulated);
+        for waiting in [&mut self.waiting, &mut self.waiting_bytes] {
+            waiting.base = waiting.now;
+        }
         self.num_alloc_retries = 0;
         self.num_ooms = 0;
     }
@@ -217,11 +292,11 @@ impl Ledgers {
         Stats {
             allocation: self.allocation.split(),
             segment: self.segment.split(),
-            active: self.active.split(),
+            active: self.allocation.with(&self.waiting),
             inactive_split: self.inactive_split.split(),
             allocated_bytes: self.allocated_bytes.split(),
             reserved_bytes: self.reserved_bytes.split(),
-            active_bytes: self.active_bytes.split(),
+            active_bytes: self.allocated_bytes.with(&self.waiting_bytes),
             inactive_split_bytes: self.inactive_split_bytes.split(),
             requested_bytes: self.requested_bytes.split(),
             num_alloc_retries: self.num_alloc_retries,
@@ -339,6 +414,60 @@ mod tests {
         assert_eq!(gauge.split().all, Stat { current: 8, peak: 8, allocated: 0, freed: 0 });
         gauge.sub(LARGE, 8);
         assert_eq!(gauge.split().all, Stat { current: 0, peak: 8, allocated: 0, freed: 8 });
+    }
+
+    #[test]
+    fn active_is_what_five_gauges_of_its_own_would_say() {
+        let mut ledgers = Ledgers::default();
+        let (mut active, mut bytes) = (Gauge::default(), Gauge::default());
+        let mut random = 1u64;
+        let (mut live, mut waiting) = (Vec::new(), Vec::new());
+        for step in 0..20_000 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let (draw, part, size) = (random >> 60, (random >> 40 & 1) as usize, random >> 32 & 0xffff);
+            match draw {
+                0..=5 => {
+                    ledgers.handed_out(part, size, size);
+                    active.add(part, 1);
+                    bytes.add(part, size);
+                    live.push((part, size));
+                }
+                6..=9 => {
+                    if let Some((part, size)) = live.pop() {
+                        ledgers.freed(part, size, size);
+                        active.sub(part, 1);
+                        bytes.sub(part, size);
+                    }
+                }
+                10..=12 => {
+                    if let Some((part, size)) = live.pop() {
+                        ledgers.began_to_wait(part, size);
+                        waiting.push((part, size));
+                    }
+                }
+                _ => {
+                    // All at once, so that there are times when nothing waits.
+                    for (part, size) in waiting.drain(..) {
+                        ledgers.waited(part, size, size);
+                        active.sub(part, 1);
+                        bytes.sub(part, size);
+                    }
+                }
+            }
+            if step % 997 == 0 {
+                ledgers.reset_peak();
+                active.reset_peak();
+                bytes.reset_peak();
+            }
+            if step % 1499 == 0 {
+                ledgers.reset_accumulated();
+                active.reset_accumulated();
+                bytes.reset_accumulated();
+            }
+            let stats = ledgers.snapshot();
+            assert_eq!((stats.active, stats.active_bytes), (active.split(), bytes.split()), "step {step}");
+            assert_eq!(ledgers.active_bytes(), bytes.now());
+        }
     }
 
     #[test]
