@@ -6,7 +6,6 @@ Invariant: the answer is plain JSON; nothing of the user's is kept.
 
 import ast
 import os
-import sys
 from collections import deque
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
@@ -14,6 +13,7 @@ from . import _fixes, _growth, _limits, _use
 from ._code import Files, text
 from ._holders import Climb, isinstance_plain
 from ._machine import memory, profiling
+from ._named import attribute_holder, holder_of, surviving
 from ._path import _LRU, _TENSOR_HOOKS, Path, Step, type_name
 from ._roles import module_path
 from ._roots import Roots, is_user_file
@@ -104,6 +104,11 @@ class _Composer:
             if isinstance(frame, dict)
         ]
         self.finder = Finder(files, _user_files(stack, files), stack)
+        if len(self.path.steps) == 1 and self.path.steps[0].kind == "name":
+            other = surviving(self.path, climb, roots, self.finder)
+            if other is not None:
+                self.path, self.growth = other, None
+                self.group = [(born, other) for born, _ in self.group]
 
     def answer(self) -> Dict[str, Any]:
         path = self.path
@@ -286,7 +291,7 @@ class _Composer:
         for position, step in enumerate(self.path.steps):
             if position <= (self.growth or 0) or step.kind != "attribute" or step.weak:
                 continue
-            holder = _holder(step, self.path, ())
+            holder = holder_of(step, self.path, ())
             stores = (
                 [s for s in self.finder.stores(holder) if is_user_file(s.file.name) and s.score >= 50]
                 if holder
@@ -309,7 +314,7 @@ class _Composer:
             else ()
         )
         found = []
-        own = _holder(step, self.path, keys)
+        own = holder_of(step, self.path, keys)
         if own is not None:
             found.append(own)
         if (
@@ -323,7 +328,7 @@ class _Composer:
                         Holder("local", place.name, place.file, place.function, place.first_line, keys=keys)
                     )
             for owner, name in self.climb.attributes(step.value):
-                other = _attribute_holder(owner, name, keys)
+                other = attribute_holder(owner, name, keys)
                 if other not in found:
                     found.append(other)
         return found
@@ -539,39 +544,6 @@ class _Composer:
                     return text(part)
             return f"{_class_name(step.parent)}.{step.name}"
         return kept.holder.name if step.kind == "index" and kept and kept.holder else step.name
-
-
-def _holder(step: Step, path: Path, keys: Tuple[str, ...]) -> Optional[Holder]:
-    if step.text.startswith(".<closure") or step.text.startswith(".<default"):
-        code = step.parent.__code__
-        if step.text.startswith(".<default"):
-            return Holder("local", step.name, code.co_filename, code.co_name, code.co_firstlineno, keys=keys)
-        around = step.parent.__qualname__.split(".<locals>")
-        return (
-            Holder("local", step.name, code.co_filename, around[-2].split(".")[-1], 0, keys=keys)
-            if len(around) > 1
-            else None
-        )
-    if step.kind == "name":
-        if step.where is not None:
-            if step.name in ("self", "cls"):
-                return None
-            place = step.where
-            return Holder("local", step.name, place.file, place.function, place.first_line, keys=keys)
-        return Holder("global", step.name, path.file, keys=keys)
-    return _attribute_holder(step.parent, step.name, keys)
-
-
-def _attribute_holder(owner: Any, name: str, keys: Tuple[str, ...]) -> Holder:
-    kind = owner if isinstance_plain(owner, type) else type(owner)
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
-    return Holder(
-        "attribute",
-        name,
-        file,
-        classes=tuple(base.__name__ for base in kind.__mro__ if base is not object),
-        keys=keys,
-    )
 
 
 def _circle(path: Path) -> str:

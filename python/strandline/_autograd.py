@@ -6,7 +6,7 @@ packed object is looked at instead), never walks past its deadline; leaves no re
 """
 
 import time
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 from ._tensors import Blocks, parts, storage_address
 
@@ -88,21 +88,45 @@ def walk(sources: Iterable[Any], blocks: Blocks, deadline: float, wanted: Option
 _COUNTED = 50_000  # nodes of a graph that are counted at most
 
 
-def count(source: Any, deadline: float) -> int:
-    """How many nodes the graph behind a tensor has, as far as the deadline allows."""
+class Graph(NamedTuple):
+    """The graph behind a tensor: how many nodes, and the numbers that autograd gives to its nodes as it makes them,
+    which rise (none from a torch that does not tell them, none of a leaf's node)."""
+
+    nodes: int
+    numbers: Set[int]
+    root: Optional[int]  # the number of the tensor's own node
+
+
+def measure(source: Any, deadline: float) -> Graph:
+    """As far as the deadline allows."""
     seen: Dict[int, Any] = {}
+    numbers: Set[int] = set()
+    root: Optional[int] = None
     try:
         level = [source.grad_fn]
+        root = _number(level[0])
         while level and len(seen) < _COUNTED and time.thread_time() < deadline:
             following = []
             for node in level:
                 if node is not None and id(node) not in seen:
                     seen[id(node)] = node
+                    number = _number(node)
+                    if number is not None:
+                        numbers.add(number)
                     following.extend(edge[0] for edge in node.next_functions)
             level = following
     except Exception:
-        return 0
-    return len(seen)
+        return Graph(0, set(), None)
+    return Graph(len(seen), numbers, root)
+
+
+def _number(node: Any) -> Optional[int]:
+    number = getattr(node, "_sequence_nr", None)
+    value = number() if number is not None else _LEAF
+    return value if value < _LEAF else None
+
+
+_LEAF = (1 << 64) - 1  # what the node that accumulates a leaf's gradient says
 
 
 def _trail(seen: Dict[int, Tuple[Any, int, Any]], identity: int) -> Tuple[str, ...]:

@@ -12,7 +12,7 @@ import time
 import types
 from typing import Any, Dict, Iterator, List, NamedTuple, Set, Tuple
 
-from . import _autograd, _hooks, _trouble
+from . import _autograd, _graphs, _hooks, _trouble
 from ._answer import Evidence, compose, unknown
 from ._code import Files
 from ._holders import Chain, Climb, Ours
@@ -194,9 +194,14 @@ class Search:
                 pace=self._pace,
             )
             try:
-                result[candidate["id"]] = compose(evidence, self._climb, self._roots, self._files)
+                answer = compose(evidence, self._climb, self._roots, self._files)
             except Exception:
                 _trouble.said("the wording of an answer")
+                continue
+            result[candidate["id"]] = answer
+            if answer["not_a_leak"] is None:
+                roots = {path.graph for _, path in evidence.paths if path.graph is not None}
+                _graphs.explained.update(roots)
         return result
 
     # blocks that a Python tensor covers
@@ -240,7 +245,7 @@ class Search:
         self._ours.add(sources)
         # What C++ holds of a dangling chain may be a ctx or a saved tensor's hook, met on the way through a graph.
         ends = {address: self._climb.ends(chain.links[-1]) for address, chain in dangling.items()}
-        nodes: Dict[int, int] = {}
+        graphs: Dict[int, _autograd.Graph] = {}
         for turn in range(4):
             blocks = Blocks((block.address, block.size) for block in missing.values())
             walk = _autograd.walk(sources, blocks, self._deadline, None if not turn and not ends else 1 << 60)
@@ -268,9 +273,10 @@ class Search:
                         "".join(step.text for step in write(dangling[address], self._roots).steps),
                     )
                 path.through_graph = True
-                if id(saved.source) not in nodes:
-                    nodes[id(saved.source)] = _autograd.count(saved.source, self._deadline)
-                path.nodes = nodes[id(saved.source)]
+                if id(saved.source) not in graphs:
+                    graphs[id(saved.source)] = _autograd.measure(saved.source, self._deadline)
+                graph = graphs[id(saved.source)]
+                path.nodes, path.graph = graph.nodes, graph.root
                 path.scalar = _scalar(saved.source)
                 self._paths[address] = path
                 del missing[address]

@@ -96,6 +96,23 @@ class Climb:
                     )
         return found
 
+    def others(self, thing: Any) -> List[Chain]:
+        """The chains to `thing` through those that hold it and are no roots themselves, for what has a shorter one."""
+        if id(thing) not in self._climbed:  # a variable's value: there was no need to climb
+            self._objects[id(thing)] = thing
+            self._level([id(thing)], {id(thing): 1})
+        parents = [
+            self._objects[parent] for parent in self._parents.get(id(thing), []) if not self._is_end(parent)
+        ][:_CHUNK]
+        self._ours.add(parents)
+        found = []
+        for chain in self.chains(parents) if parents else []:
+            if chain.root in ("global", "local", "class"):
+                links = [*chain.links, thing]
+                self._ours.add(links)
+                found.append(chain._replace(links=links))
+        return found
+
     def ends(self, thing: Any) -> Set[int]:
         """The ids of the objects above `thing` that nothing seen refers to: held by C++ or a running statement."""
         found: Set[int] = set()

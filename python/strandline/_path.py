@@ -52,10 +52,17 @@ class Path:
         self.tail: Tuple[str, ...] = ()
         self.through_graph = False
         self.nodes = 0  # of the graph behind the tensor at the end of the steps
+        self.graph: Optional[int] = None  # what tells this graph from others
         self.scalar = False  # the tensor at the end of the steps is a single number
         self.sizes = (0, 0)  # bytes of the tensor, bytes of its storage
         self.suspended = False  # it begins at a generator or a coroutine
         self.around: List[Step] = []  # of a cycle: the steps once around it
+
+    def ending_as(self, other: "Path") -> "Path":
+        """This path, to the same tensor as `other`, with what `other` says of it."""
+        self.tail, self.through_graph, self.nodes = other.tail, other.through_graph, other.nodes
+        self.graph, self.scalar, self.sizes = other.graph, other.scalar, other.sizes
+        return self
 
     def text(self) -> str:
         words = self.prefix + "".join(step.text for step in self.steps)

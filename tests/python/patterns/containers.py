@@ -121,3 +121,23 @@ ask()
     "list",
     r"tree\.nodes\[",
 )
+
+pattern(
+    "tensor that regrows and is handed out",
+    """
+class Gather:
+    def __init__(self): self.all = torch.zeros(0)
+    def add(self, x):
+        self.all = torch.cat((self.all, x))  # KEEP
+        return self.all
+gather = Gather()
+for _ in range(12):
+    seen = gather.add(torch.randn(64)); tick()
+note(gather.all)
+ask()
+""",
+    "attribute",
+    r"global gather\.all",
+    r"self\.all is copied into a larger tensor",
+    shape="regrow",
+)

@@ -126,6 +126,66 @@ ask()
     bounded={"length": 12, "capacity": 100000},
 )
 
+SMOOTHER = """
+class Smoother:
+    def __init__(self): self.value = None
+    def update(self, v):
+        self.value = v if self.value is None else 0.9 * self.value + 0.1 * v  # KEEP
+        return self.value
+"""
+
+pattern(
+    "average that is kept and handed out",
+    SMOOTHER
+    + """
+smooth = Smoother(); w = torch.randn(64, requires_grad=True)
+for _ in range(12):
+    x = torch.randn(64); note(x)
+    acc = smooth.update((w * x).sum()); del x; tick()
+ask()
+""",
+    "autograd graph",
+    r"global smooth\.value > \.grad_fn",
+    r"self\.value carries the autograd graph of every step before",
+)
+
+pattern(
+    "average handed out to a function's variable",
+    SMOOTHER
+    + """
+class Trainer:
+    def __init__(self): self.meters = {"acc": Smoother()}
+    def fit(self):
+        w = torch.randn(64, requires_grad=True)
+        for _ in range(12):
+            x = torch.randn(64); note(x)
+            acc = self.meters["acc"].update((w * x).sum()); del x; tick()
+        ask()
+trainer = Trainer()
+trainer.fit()
+""",
+    "autograd graph",
+    r"meters\['acc'\]\.value > \.grad_fn",
+    r"self\.value carries the autograd graph",
+)
+
+pattern(
+    "variable that feeds itself and is also an attribute",
+    """
+class Log: last = None
+log = Log(); w = torch.randn(64, requires_grad=True)
+total = torch.zeros(())
+for _ in range(12):
+    x = torch.randn(64); note(x)
+    total = total + (w * x).sum()  # KEEP
+    log.last = total; del x; tick()
+ask()
+""",
+    "autograd graph",
+    r"global total > \.grad_fn",
+    r"total carries the autograd graph",
+)
+
 pattern(
     "loop carried state",
     """
