@@ -4,48 +4,28 @@ Must not know: how paths are found.
 Invariant: the answer is plain JSON; nothing of the user's is kept.
 """
 
-import ast
 import os
 from collections import deque
-from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from . import _fixes, _growth, _limits, _use
-from ._code import Files, text
+from ._advice import Advice, Evidence, Kept, class_name, is_a
+from ._code import Files
 from ._holders import Climb, isinstance_plain
+from ._linked import Linked, linked
+from ._linked import text as linked_text
 from ._machine import memory, profiling
 from ._named import attribute_holder, holder_of, surviving
-from ._path import _LRU, _TENSOR_HOOKS, Path, Step, type_name
+from ._path import _LRU, Path, Step, type_name
 from ._roles import module_path
 from ._roots import Roots, is_user_file
-from ._source import HOOKS, Finder, Holder, Store, context_line, decorator_line
+from ._source import Finder, Holder, Store, context_line, decorator_line
 from ._special import special
 
-_SUSPENDED = (" > generator ", " > coroutine ", " > async_generator ")
+_ROOTED = ("global", "local", "class")
 _SENSIBLE = 30 * 86_400.0  # seconds in which a bound is reached, or it is none
 _SHARE = 0.5  # of a device's memory that a full container may take
 _REASONS = {"emptied": "emptied", "made late": "in-use", "made anew only": "largest-input"}
-
-
-class Evidence(NamedTuple):
-    candidate: Dict[str, Any]
-    paths: List[Tuple[int, Path]]  # the step of birth, the path
-    sought: int
-    role: str
-    collecting: bool
-    current: Set[int]
-    complete: bool
-    modules: List[Any]  # every module of the program
-    pace: float = 0.0  # seconds a step
-
-
-class Kept(NamedTuple):
-    file: str
-    line: int
-    code: str
-    store: Optional[Store]
-    holder: Optional[Holder]
-    step: Optional[Step]
-    library: str  # where a library's own line stores it, when the line named is the user's call
 
 
 def unknown(path: str = "", kind: str = "") -> Dict[str, Any]:
@@ -104,11 +84,16 @@ class _Composer:
             if isinstance(frame, dict)
         ]
         self.finder = Finder(files, _user_files(stack, files), stack)
-        if len(self.path.steps) == 1 and self.path.steps[0].kind == "name":
+        self.row: Optional[Linked] = None
+        found = linked([path for _, path in self.group])
+        if found is not None:
+            (self.path, self.row), self.growth = found, None
+        elif len(self.path.steps) == 1 and self.path.steps[0].kind == "name":
             other = surviving(self.path, climb, roots, self.finder)
             if other is not None:
                 self.path, self.growth = other, None
                 self.group = [(born, other) for born, _ in self.group]
+        self.advice = Advice(evidence, self.path, self.growth, self.row)
 
     def answer(self) -> Dict[str, Any]:
         path = self.path
@@ -126,23 +111,30 @@ class _Composer:
         shape = self.evidence.candidate.get("shape", "")
         bound = self._bound(kept, self._within() if shape == "burst" else container)
         answer = unknown()
-        answer["held_by"] = {"path": path.text() + self._about(container), "kind": self._kind(container)}
+        words = path.text() if self.row is None else linked_text(path, self.row)
+        answer["held_by"] = {"path": words + self._about(container), "kind": self._kind(container)}
         answer["kept_at"] = {"file": kept.file, "line": kept.line, "code": kept.code} if kept else None
         answer["released_by"] = (
-            "gc"
-            if path.root == "cycle"
-            else "nothing"
-            if path.root in ("global", "local", "class")
-            else "unknown"
+            "gc" if path.root == "cycle" else "nothing" if path.root in _ROOTED else "unknown"
         )
-        answer["fix"] = self._fix(kept, container)
+        used = self._used(kept, container)
+        again = (
+            f"{os.path.basename(used.file.name)}:{used.where.line}"
+            if used is not None
+            and used.how == _use.AGAIN
+            and used.where is not None
+            and used.file is not None
+            else ""
+        )
+        whole = bool(again) and kept is not None and kept.holder is not None and _use.whole(used, kept.holder)
+        answer["fix"] = self.advice.fix(kept, container, again if whole else "")
         answer["group"] = (
-            _circle(path) if path.around else f"{kept.file}:{kept.line}" if kept else self._stem()
+            _circle(path) if path.around else f"{kept.file}:{kept.line}" if kept else self.advice.stem()
         )
         if any(step.name == "__traceback__" for step in path.steps):
             answer["used"] = _use.NEVER  # nobody reads the locals of a frame that failed
         elif kept is not None and kept.store is not None and kept.holder is not None:
-            bound = self._by_use(answer, kept, kept.store, kept.holder, shape) or bound
+            bound = self._by_use(answer, kept, kept.store, kept.holder, shape, used, again) or bound
         if bound is not None:
             if bound.length is not None and bound.capacity is not None and bound.entries:
                 answer["bounded"] = {"length": bound.length, "capacity": bound.capacity}
@@ -155,35 +147,48 @@ class _Composer:
             elif not bound.entries:
                 pass  # a far bound in bytes or the like: no number to show
             elif path.through_graph and bound.capacity is not None and container is not None:
-                answer["fix"] = _fixes.graph_bounded(self._holder_text(kept), bound.capacity)
+                answer["fix"] = _fixes.graph_bounded(self.advice.name(kept), bound.capacity)
                 answer["held_by"]["path"] += f"; at most {bound.capacity:,}{self._when_full(bound)}"
             elif bound.capacity is not None:
                 full = self._when_full(bound)
-                answer["fix"] = _fixes.far_bound(self._holder_text(kept), bound.capacity, full)
+                answer["fix"] = _fixes.far_bound(self.advice.name(kept), bound.capacity, full)
                 answer["held_by"]["path"] += f"; at most {bound.capacity:,}{full}"
         return answer
 
     def _by_use(
-        self, answer: Dict[str, Any], kept: Kept, store: Store, holder: Holder, shape: str
+        self,
+        answer: Dict[str, Any],
+        kept: Kept,
+        store: Store,
+        holder: Holder,
+        shape: str,
+        used: Optional[_use.Used],
+        again: str,
     ) -> Optional[_limits.Bound]:
         """Notes what the program does with what is kept, and excuses what that excuses."""
         path = self.path
-        if path.root not in ("global", "local", "class"):
+        if path.root not in _ROOTED:
             return None
-        if kept.library:
+        if used is None:
             answer["used"] = _use.of_object(self.finder, holder, store)
             return None
-        used = _use.use(self.finder, holder, store)
         # What is read of a value with a graph is the value: the graph it keeps is of no use for that.
         graph = path.through_graph and used.how == _use.GATHERED
         answer["used"] = _use.READ if graph else used.how
         answer["owner"] = _use.together(self.finder, holder, store) or None
-        if shape == "burst" and used.how == _use.AGAIN and used.where is not None and used.file is not None:
-            where = f"{os.path.basename(used.file.name)}:{used.where.line}"
-            return _limits.Bound(f"made late and in use since: {holder.name} is read at {where}", None, None)
+        if shape == "burst" and again:
+            return _limits.Bound(f"made late and in use since: {holder.name} is read at {again}", None, None)
         if shape == "regrow":
             return _limits.larger_only(store, holder, self.finder)
         return None
+
+    def _used(self, kept: Optional[Kept], container: Any) -> Optional[_use.Used]:
+        """What the program does with what is kept, where its own line keeps it, or a list of modules does."""
+        if kept is None or kept.store is None or kept.holder is None:
+            return None
+        if kept.library and not is_a(container, "Module"):
+            return None
+        return _use.use(self.finder, kept.holder, kept.store) if self.path.root in _ROOTED else None
 
     def _within(self) -> Any:
         """The container that a single block lies in."""
@@ -201,6 +206,8 @@ class _Composer:
         last = (
             len(steps)
             if path.around
+            else self.row.start + self.row.length
+            if self.row is not None
             else self.growth + 1
             if self.growth is not None
             else _growth.common(self.group)
@@ -216,11 +223,27 @@ class _Composer:
             ):
                 named.append((position, step))
         named.reverse()
+        if self.row is not None:
+            # The statement that links an object to the one before, but for the class's own: then where one is made.
+            named.sort(key=lambda item: self._links(item[0], item[1]))
+            return named
         if len(self.group) == 1 and not path.around:
             named.sort(key=lambda item: item[1].weak)
         if path.around:
             named.sort(key=lambda item: not hasattr(type(item[1].parent), "_forward_cls"))
         return named
+
+    def _links(self, position: int, step: Step) -> bool:
+        row, holder = self.row, holder_of(step, self.path, ())
+        inside = row is not None and position >= row.start
+        return inside and (
+            holder is None
+            or step.kind != "attribute"
+            or not any(
+                is_user_file(store.file.name) and getattr(store.statement.function, "name", "") != "__init__"
+                for store in self.finder.stores(holder)
+            )
+        )
 
     def _kept(self) -> Optional[Kept]:
         library: Optional[Store] = None
@@ -404,17 +427,14 @@ class _Composer:
         position = self.growth or 0
         if container is not None and type(container) is not _LRU:
             owner = next(
-                (step for step in reversed(self.path.steps[:position]) if step.kind == "attribute"), None
+                (step for step in reversed(self.path.steps[:position]) if step.kind != "index"), None
             )
-            words.append(
-                type_name(container)
-                + (f" {_class_name(owner.parent)}.{owner.name}" if owner is not None else "")
-            )
+            words.append(type_name(container) + ("" if owner is None else _owned(owner)))
             length = _limits.length_of(container)
             if length is not None:
                 words.append(f"{length} entries when seen")
         for step in self.path.steps:
-            if step.kind == "attribute" and not step.weak and _is_a(step.parent, "Module"):
+            if step.kind == "attribute" and not step.weak and is_a(step.parent, "Module"):
                 name = module_path(self.evidence.modules, step.parent)
                 if name:
                     words.append(f"module {name}")
@@ -430,6 +450,8 @@ class _Composer:
         path = self.path
         if path.root == "cycle":
             return "cycle"
+        if self.row is not None:
+            return "linked objects"
         if any(step.name == "__traceback__" for step in path.steps):
             return "exception"
         if container is not None:
@@ -443,120 +465,19 @@ class _Composer:
                 return "attribute" if step.kind == "attribute" else path.root
         return path.root
 
-    def _stem(self) -> str:
-        steps = self.path.steps[: self.growth] if self.growth is not None else self.path.steps
-        return self.path.prefix + "".join(step.text for step in steps if step.kind != "index")
 
-    @staticmethod
-    def _parts(kept: Optional[Kept]) -> bool:
-        """Whether what is kept is a tuple or a list of tensors, as an LSTM's state is."""
-        return kept is not None and kept.step is not None and type(kept.step.value) in (tuple, list)
-
-    def _fix(self, kept: Optional[Kept], container: Any) -> str:
-        path = self.path
-        node = kept.store.statement.node if kept and kept.store else None
-        name = self._holder_text(kept)
-        around = path.around
-        if kept and kept.step is not None and hasattr(type(kept.step.parent), "_forward_cls"):
-            return _fixes.context(kept.step.name)
-        if path.root == "cycle" and any(
-            step.name in _TENSOR_HOOKS and hasattr(step.parent, "grad_fn") for step in around
-        ):
-            return _fixes.own_hook(next((step.name for step in reversed(around) if step.name), "itself"))
-        if path.root == "cycle":
-            return _fixes.cycle(
-                f"{type_name(around[0].parent)}{around[0].text}"
-                if around
-                else "an object that refers to itself",
-                self.evidence.collecting,
-            )
-        steps = path.steps
-        if any(_is_a(step.parent, "Optimizer") for step in steps) and (
-            kept is not None and kept.step is not None and kept.step.name == "param_groups"
-        ):
-            return _fixes.added_groups()
-        if container is not None and type(container) is _LRU:
-            return _fixes.cache(
-                getattr(container, "__name__", "the function"), container.cache_info().maxsize
-            )
-        if any(step.name == "__traceback__" for step in steps):
-            return _fixes.traceback(node, name)
-        below = steps[self.growth + 1 :] if self.growth is not None else []
-        if any(type(step.parent).__module__ in ("queue", "_queue") for step in steps):
-            return _fixes.queue(next((s.name for s in steps if s.kind in ("name", "attribute")), "it"))
-        if kept and kept.library and _is_a(container, "Module"):  # a ParameterList, a ModuleList
-            return _fixes.container(name, "list", _fixes.stored_value(node))
-        if kept and kept.library and kept.store is not None:
-            return _fixes.library_call(kept.code, kept.library)
-        if kept and kept.step is not None and kept.step.name in HOOKS:
-            of_tensor = kept.step.name == "_backward_hooks" and hasattr(kept.step.parent, "grad_fn")
-            return _fixes.hooks(name, "register_hook" if of_tensor else HOOKS[kept.step.name])
-        if any(step.text.startswith(_SUSPENDED) for step in below):
-            return _fixes.generators(name)
-        for step in below:
-            if step.text.startswith(".<closure"):
-                return _fixes.captured(name, "function", step.name, path.through_graph)
-            if step.name == "keywords" or (step.name == "args" and type_name(step.parent) == "partial"):
-                argument = step.text.split("'")[1] if "'" in step.text else "argument"
-                return _fixes.captured(name, "partial", argument, path.through_graph)
-        for step in steps:
-            if _is_a(step.parent, "Optimizer") and id(step.parent) not in self.evidence.current:
-                return _fixes.old_optimizer(name)
-            if _is_a(step.parent, "Future"):
-                return _fixes.future(name)
-        if path.through_graph:
-            return (
-                _fixes.graph_stored(node, name, path.scalar, any(step.kind == "index" for step in below))
-                if container is not None
-                else _fixes.graph_accumulated(node, name, path.scalar, self._parts(kept))
-            )
-        if container is not None and any(step.weak for step in below):
-            return _fixes.old_model(name)
-        if any(type_name(step.parent) in ("WeakKeyDictionary", "WeakValueDictionary") for step in steps):
-            return _fixes.weak(name)
-        small, large = path.sizes
-        if container is not None and 0 < 4 * small <= large:
-            return _fixes.view(name, small, large)
-        if container is not None and kept and kept.step is not None and _is_a(kept.step.parent, "Dataset"):
-            return _fixes.dataset(name)
-        if self.growth is not None and steps[self.growth].kind != "index" and not steps[self.growth].weak:
-            return _fixes.attributes(
-                "globals()" if self.growth == 0 else self._stem().split(": ")[-1].replace("global ", "")
-            )
-        if container is not None:
-            return _fixes.container(
-                name, "dict" if isinstance_plain(container, dict) else "list", _fixes.stored_value(node)
-            )
-        if path.root == "stack":
-            return _fixes.generator(name) if path.suspended else _fixes.outside()
-        if kept and kept.store and kept.store.how in ("again", "augment"):
-            return _fixes.regrown(name, _fixes.stored_value(node))
-        return _fixes.retained(name)
-
-    def _holder_text(self, kept: Optional[Kept]) -> str:
-        step = kept.step if kept else None
-        if step is None:
-            return self._stem().split(": ")[-1] or "it"
-        if step.kind == "attribute":
-            node = kept.store.statement.node if kept and kept.store else None
-            for part in [] if node is None else ast.walk(node):
-                if getattr(part, "attr", None) == step.name:
-                    return text(part)
-            return f"{_class_name(step.parent)}.{step.name}"
-        return kept.holder.name if step.kind == "index" and kept and kept.holder else step.name
+def _owned(owner: Step) -> str:
+    """Whose a container is, where the path does not begin with it."""
+    if owner.text.startswith(".<default"):
+        return f", the default of {owner.name} in {owner.parent.__name__}()"
+    if owner.text.startswith(".<closure"):
+        return f" {owner.name}"
+    return f" {class_name(owner.parent)}.{owner.name}" if owner.kind == "attribute" else ""
 
 
 def _circle(path: Path) -> str:
     """A name for a cycle that is the same wherever on it one begins."""
     return "cycle " + " ".join(sorted(f"{type_name(step.parent)}{step.text}" for step in path.around))
-
-
-def _class_name(owner: Any) -> str:
-    return owner.__name__ if isinstance_plain(owner, type) else type_name(owner)
-
-
-def _is_a(thing: Any, name: str) -> bool:
-    return any(base.__name__ == name for base in type(thing).__mro__)
 
 
 def _user_files(stack: List[Tuple[str, str, int]], files: Files) -> List[str]:

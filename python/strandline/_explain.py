@@ -13,7 +13,8 @@ import types
 from typing import Any, Dict, Iterator, List, NamedTuple, Set, Tuple
 
 from . import _autograd, _graphs, _hooks, _trouble
-from ._answer import Evidence, compose, unknown
+from ._advice import Evidence
+from ._answer import compose, unknown
 from ._code import Files
 from ._holders import Chain, Climb, Ours
 from ._index import Index
@@ -191,6 +192,7 @@ class Search:
                 current=self._current,
                 complete=self._climb.complete and self._ended,
                 modules=found.modules,
+                optimizers=found.optimizers,
                 pace=self._pace,
             )
             try:

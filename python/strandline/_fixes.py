@@ -94,10 +94,16 @@ def cycle(what: str, gc_on: bool) -> str:
     )
 
 
-def old_optimizer(name: str) -> str:
+def old_optimizer(name: str, second: bool) -> str:
+    """`second`: another optimizer trains the same parameters now."""
+    if second:
+        return (
+            f"{name} keeps optimizers that no longer step, each with a second optimizer state for its parameters; keep "
+            "the numbers you need, reuse one optimizer, or delete the old ones"
+        )
     return (
-        f"{name} keeps optimizers that no longer step, each with a second optimizer state for its parameters; keep the "
-        "numbers you need, reuse one optimizer, or delete the old ones"
+        f"{name} keeps optimizers that no longer step, each with its state and the parameters it trained; keep the "
+        "numbers you need, or delete the old ones"
     )
 
 
@@ -126,6 +132,41 @@ def view(name: str, view_bytes: int, base_bytes: int) -> str:
     return f"{name} holds views of {size(view_bytes)} that each pin a storage of {size(base_bytes)}; store a copy: .clone()"
 
 
+def linked(kind: str, link: str) -> str:
+    return (
+        f"each {kind} keeps the one before it ({link}), and so all of them; keep what is read of the one before "
+        f"instead of the whole, or set its {link} to None"
+    )
+
+
+def wrapped(name: str, variable: str) -> str:
+    return (
+        f"{name} is wrapped again each time, and every wrapper keeps the one before ({variable}) and what it captured; "
+        "wrap it once, or put the original back first"
+    )
+
+
+def default_argument(name: str, function: str) -> str:
+    return (
+        f"the default of {name} in {function}() is made once and is the same object in every call, so that it grows; "
+        f"write {name}=None and make a new one in the function"
+    )
+
+
+def grows_in_use(name: str, kind: str, where: str) -> str:
+    what = (
+        "gets a new entry each time and loses none"
+        if kind == "dict"
+        else "gets a new module each time and loses none"
+        if kind == "modules"
+        else "grows and is never emptied"
+    )
+    return (
+        f"{name} {what}, and is read again ({where}): where it is meant to grow (a data set, a model that is added to) "
+        "this is no leak; otherwise keep only what is still needed"
+    )
+
+
 def retained(name: str) -> str:
     return (
         f"{name} keeps it after its last use; set {name} = None (or del it) once done, or keep it on the CPU"
@@ -136,8 +177,9 @@ def regrown(name: str, value: Optional[str]) -> str:
     return f"{name} is copied into a larger tensor each time; move the parts to the CPU as they come, or reset {name}"
 
 
-def library_call(call: str, inner: str) -> str:
-    return f"{inner} keeps what {call} hands over; reset or clear it regularly (for a metric: .reset()), or hand over detached CPU tensors"
+def library_call(call: str, inner: str, graph: bool) -> str:
+    better = "detached CPU tensors" if graph else "numbers or CPU copies"
+    return f"{inner} keeps what {call} hands over; reset or clear it regularly (for a metric: .reset()), or hand over {better}"
 
 
 def future(name: str) -> str:
@@ -265,6 +307,7 @@ _ON_HOST = (
         "collect the parts in a list that is emptied, or reset",
     ),
     ("detached CPU tensors", "detached tensors"),
+    ("or hand over numbers or CPU copies", "or hand over numbers"),
     ("keep a state_dict on the CPU or delete them", "delete them when done"),
 )
 

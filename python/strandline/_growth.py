@@ -5,7 +5,7 @@ Invariant: pure functions of the paths.
 """
 
 import re
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 from . import _limits
 from ._path import Path
@@ -34,10 +34,13 @@ def growth(group: List[Tuple[int, Path]]) -> Optional[int]:
         kind = group[0][1].steps[position].kind
         different = len({tuple(path.keys()[: position + 1]) for _, path in group})
         if different > most and births > 1:
+            if kind == "index" and not _one_grows(group, position):
+                continue
             if kind != "index":
                 if different >= births:
                     same = len({id(path.steps[position].parent) for _, path in group}) == 1
-                    if same and births >= 3 and kind in ("attribute", "name"):
+                    numbered = group[0][1].steps[position].name.isdigit()  # in a list of modules
+                    if same and kind in ("attribute", "name") and (births >= 3 or numbered):
                         best = position  # an attribute more each time
                     break
                 continue
@@ -47,6 +50,14 @@ def growth(group: List[Tuple[int, Path]]) -> Optional[int]:
     if (best is None and births == 1) or len(group) == 1:
         return _widest(group[0][1]) if len(group) == 1 else None
     return best
+
+
+def _one_grows(group: List[Tuple[int, Path]], position: int) -> bool:
+    """Whether one container holds blocks of different steps: dicts of which each thread has one do not grow."""
+    births: Dict[int, Set[int]] = {}
+    for born, path in group:
+        births.setdefault(id(path.steps[position].parent), set()).add(born)
+    return any(len(each) > 1 for each in births.values())
 
 
 def _widest(path: Path) -> Optional[int]:

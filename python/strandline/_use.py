@@ -49,6 +49,22 @@ def use(finder: Finder, holder: Holder, store: Store) -> Used:
     return best
 
 
+def whole(used: Optional[Used], holder: Holder) -> bool:
+    """Whether a reading is of more than one entry that the source names, as `outs[-1]` is."""
+    if used is None or used.where is None:
+        return False
+    match = finds(holder)
+    every = list(expressions(used.where.node))
+    glances = [
+        part.value
+        for part in every
+        if isinstance(part, ast.Subscript)
+        and isinstance(part.slice, (ast.Constant, ast.UnaryOp))
+        and match(part.value)
+    ]
+    return any(match(part) and not any(part is glance for glance in glances) for part in every)
+
+
 def of_object(finder: Finder, holder: Holder, store: Store) -> Optional[str]:
     """The same of an object in which a library's code keeps something: `metric.compute()` reads what `metric.update(x)`
     stored. None where nothing shows: the library may read it by itself."""

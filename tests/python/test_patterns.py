@@ -69,10 +69,16 @@ def optimizer_hooks(library):
 
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+    steps = [0]
+
     def before(optimizer, args, kwargs):
-        _hooks.optimizers[id(optimizer.param_groups[0]["params"][0])] = _hooks.Stepping(
-            weakref.ref(optimizer), 0
-        )
+        steps[0] += 1
+        key = id(optimizer.param_groups[0]["params"][0])
+        known = _hooks.optimizers.get(key)
+        if known is None or known.optimizer() is not optimizer:
+            made = _hooks.Stepping(weakref.ref(optimizer), steps[0], steps[0])
+            known = _hooks.optimizers[key] = made
+        known.last = steps[0]
 
     handle = register_optimizer_step_pre_hook(before)
     yield

@@ -252,7 +252,8 @@ for i in range(12):
 ask()
 """,
     "list",
-    r"remember",
+    r"remember\.<default of seen>\[\d+\]  \(list, the default of seen in remember\(\), 12 entries",
+    r"the default of seen in remember\(\) is made once.*seen=None",
 )
 
 pattern(
@@ -301,4 +302,98 @@ main()
 """,
     "list",
     r"losses\[\d+\]",
+)
+
+pattern(
+    "a dict for each thread",
+    """
+import threading
+stop = threading.Event()
+def plotter(weights): stop.wait()
+for i in range(8):
+    a, b = torch.randn(64), torch.randn(64); note(a); note(b)
+    t = threading.Thread(target=plotter, args=({"a": a, "b": b},), daemon=True)  # KEEP
+    t.start(); del a, b, t; tick()
+ask()
+stop.set()
+""",
+    "thread",
+    r"one of 8 threads that run in plotter\(\): local weights\['[ab]'\]",
+    r"8 threads run plotter\(\) and each keeps its weights",
+)
+
+pattern(
+    "hook with a list, added again and again",
+    """
+m = nn.Linear(8, 8)
+def evaluate():
+    feats = []
+    m.register_forward_hook(lambda mod, i, o: feats.append(o.detach()))  # KEEP
+    for _ in range(2):
+        x = torch.randn(4, 8)
+        with torch.no_grad(): m(x)
+    note(feats[0])
+for _ in range(8):
+    evaluate(); tick()
+ask()
+""",
+    "list",
+    r"m\._forward_hooks\[\d+\]\.<closure feats>\[\d+\]  \(list feats, \d+ entries",
+    r"register_forward_hook is called again and again",
+)
+
+pattern(
+    "trials that each have an optimizer",
+    """
+class Trial:
+    registry = []
+    def __init__(self):
+        self.w = nn.Parameter(torch.randn(64)); self.opt = torch.optim.Adam([self.w])
+        Trial.registry.append(self)  # KEEP
+    def run(self):
+        self.w.grad = torch.randn(64); self.opt.step(); note(self.opt.state[self.w]["exp_avg"])
+for _ in range(12):
+    Trial().run(); tick()
+ask()
+""",
+    "list",
+    r"class Trial\.registry\[\d+\]\.opt\.state",
+    r"optimizers that no longer step, each with its state and the parameters it trained",
+)
+
+pattern(
+    "handler that buffers records",
+    """
+import logging, logging.handlers
+log = logging.Logger("buffer")
+log.addHandler(logging.handlers.MemoryHandler(100000, flushLevel=logging.CRITICAL))
+for i in range(12):
+    x = torch.randn(64); note(x)
+    log.debug("step %d out %s", i, x)  # KEEP
+    del x; tick()
+ask()
+""",
+    "list",
+    r"buffer\[\d+\]\.args\[1\]",
+    r"or hand over numbers$",
+)
+
+pattern(
+    "head for each task, all of them in use",
+    """
+encoder = nn.Linear(8, 8); heads = nn.ModuleList()
+for task in range(8):
+    heads.append(nn.Linear(8, 4))  # KEEP
+    opt = torch.optim.Adam([*encoder.parameters(), *heads[-1].parameters()])
+    for _ in range(3):
+        opt.zero_grad(); heads[task](encoder(torch.randn(2, 8))).sum().backward(); opt.step()
+        tick()
+    note(heads[-1].weight); note(heads[-1].bias)
+    for t in range(task + 1):
+        heads[t](torch.randn(2, 8))
+ask()
+""",
+    "ModuleList",
+    r"global heads\[\d+\]\.(weight|bias)",
+    r"heads gets a new module each time and loses none, and is read again \(train\.py:\d+\).*no leak",
 )

@@ -89,3 +89,39 @@ meter(
     "if i > 99: other.step()",
     "class Other(Meter): pass\nother = Other()",
 )
+
+pattern(
+    "data set that is added to",
+    """
+data = [torch.randn(64) for _ in range(4)]
+for i in range(12):
+    for epoch in range(2):
+        for x in data: x.mean()
+    x = torch.randn(64); note(x)
+    data.append(x)  # KEEP
+    del x; tick()
+ask()
+""",
+    "list",
+    r"global data\[\d+\]",
+    r"data grows and is never emptied, and is read again \(train\.py:\d+\): where it is meant to grow",
+    used="again",
+)
+
+pattern(
+    "a glance at the newest of a list that grows",
+    """
+outs = []
+def show():
+    for _ in range(2): print(outs[-1].mean())
+for i in range(12):
+    x = torch.randn(64); note(x)
+    outs.append(x)  # KEEP
+    del x; show(); tick()
+ask()
+""",
+    "list",
+    r"global outs\[\d+\]",
+    r"outs grows and is never emptied; keep only what is read",
+    used="again",
+)
