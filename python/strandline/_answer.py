@@ -8,7 +8,7 @@ import os
 from collections import deque
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import _fixes, _growth, _limits, _use
+from . import _fixes, _growth, _keys, _limits, _use
 from ._advice import Advice, Evidence, Kept, class_name, is_a
 from ._code import Files
 from ._holders import Climb, isinstance_plain
@@ -361,11 +361,13 @@ class _Composer:
         if container is None:
             return None
         own = _limits.own_bound(container) or self._inner_bound(kept, container)
-        if own is not None or kept is None or kept.store is None or kept.holder is None:
-            return own
         # What is said to be emptied and grew manifold since is not believed for ever.
         asked = int(self.evidence.candidate.get("asked", 0))
         trusted = asked < _limits.TRUST
+        if own is None and type(container) is _LRU and trusted:
+            own = _keys.per_call(container, self.finder)
+        if own is not None or kept is None or kept.store is None or kept.holder is None:
+            return own
         if kept.library:
             return (
                 _limits.emptied(kept.store, kept.holder, [kept.holder.name], self.finder) if trusted else None
@@ -376,8 +378,10 @@ class _Composer:
         )
         if evicting is not None or not trusted:
             return evicting
-        return _limits.begun_anew(kept.store, kept.holder) or _limits.emptied(
-            kept.store, kept.holder, self._receivers(kept), self.finder
+        return (
+            _limits.begun_anew(kept.store, kept.holder)
+            or _limits.emptied(kept.store, kept.holder, self._receivers(kept), self.finder)
+            or _keys.per_sample(kept.store, kept.holder, container, owner, self.finder)
         )
 
     def _inner_bound(self, kept: Optional[Kept], container: Any) -> Optional[_limits.Bound]:

@@ -83,7 +83,11 @@ def roles(optimizers: List[Any], current: Set[int], modules: List[Any], blocks: 
             if block is not None:
                 if not names:
                     names.update(_names(modules) or {0: ""})
-                found.setdefault(block, f"{what} of {names.get(id(parameter), 'a parameter')}")
+                name = names.get(id(parameter))
+                of = f"of {name}" if name else "of a parameter"
+                found.setdefault(
+                    block, f"{what} {of}" if what else f"{name or 'a parameter'}, which is trained"
+                )
 
     for optimizer in optimizers:
         if id(optimizer) not in current:
@@ -100,7 +104,7 @@ def roles(optimizers: List[Any], current: Set[int], modules: List[Any], blocks: 
             if id(parameter) not in part:
                 continue  # of a group that was added and is trained no longer
             trained.add(id(parameter))
-            note(parameter, "parameter: the weight", parameter)
+            note(parameter, "", parameter)
             try:
                 if parameter.is_leaf and parameter.grad is not None:
                     note(parameter.grad, "the gradient", parameter)

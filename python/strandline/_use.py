@@ -161,7 +161,12 @@ def _again(file: File, statement: Statement, store: Store, finder: Finder) -> bo
             return False
     if statement.loops or statement.function is None:
         return bool(statement.loops)
-    return _runs_often(statement.function, statement.cls, finder, 3, set())
+    return runs_often(statement.function, statement.cls, finder)
+
+
+def runs_often(function: Any, cls: Optional[str], finder: Finder) -> bool:
+    """Whether a function runs again and again, as far as names tell."""
+    return _runs_often(function, cls, finder, 3, set())
 
 
 def _runs_often(function: Any, cls: Optional[str], finder: Finder, depth: int, seen: Set[int]) -> bool:
@@ -208,15 +213,22 @@ def _knows(file: File, cls: Optional[str], finder: Finder) -> bool:
 
 def _calls(file: File, statement: Statement, function: Any, cls: Optional[str], finder: Finder) -> bool:
     """Whether a statement calls the function: by its name, or as a method of what may be such an object."""
-    for node in expressions(statement.node):
-        if isinstance(node, ast.Call):
-            called = node.func
-            if isinstance(called, ast.Name) and called.id == function.name:
-                return True
-            named = isinstance(called, ast.Attribute) and called.attr == function.name
-            if named and _may_be(called.value, cls, file, statement, finder):
-                return True
-    return False
+    return any(
+        is_call(node, file, statement, function, cls, finder)
+        for node in expressions(statement.node)
+        if isinstance(node, ast.Call)
+    )
+
+
+def is_call(
+    node: Any, file: File, statement: Statement, function: Any, cls: Optional[str], finder: Finder
+) -> bool:
+    """The same of one call."""
+    called = node.func
+    if isinstance(called, ast.Name) and called.id == function.name:
+        return True
+    named = isinstance(called, ast.Attribute) and called.attr == function.name
+    return named and _may_be(called.value, cls, file, statement, finder)
 
 
 def _may_be(receiver: Any, cls: Optional[str], file: File, statement: Statement, finder: Finder) -> bool:
