@@ -126,7 +126,8 @@ class _Composer:
             and used.file is not None
             else ""
         )
-        whole = bool(again) and kept is not None and kept.holder is not None and _use.whole(used, kept.holder)
+        keyed = isinstance_plain(container, dict)
+        whole = kept is not None and kept.holder is not None and _use.whole(used, kept.holder, keyed)
         answer["fix"] = self.advice.fix(kept, container, again if whole else "")
         answer["group"] = (
             _circle(path) if path.around else f"{kept.file}:{kept.line}" if kept else self.advice.stem()

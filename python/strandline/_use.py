@@ -49,8 +49,9 @@ def use(finder: Finder, holder: Holder, store: Store) -> Used:
     return best
 
 
-def whole(used: Optional[Used], holder: Holder) -> bool:
-    """Whether a reading is of more than one entry that the source names, as `outs[-1]` is."""
+def whole(used: Optional[Used], holder: Holder, keyed: bool) -> bool:
+    """Whether a reading is of more than one entry that the source names, as `outs[-1]` is. `keyed`: of a dict, which
+    is asked for one entry by `d[k]`."""
     if used is None or used.where is None:
         return False
     match = finds(holder)
@@ -58,8 +59,13 @@ def whole(used: Optional[Used], holder: Holder) -> bool:
     glances = [
         part.value
         for part in every
-        if isinstance(part, ast.Subscript)
-        and isinstance(part.slice, (ast.Constant, ast.UnaryOp))
+        if (
+            (
+                isinstance(part, ast.Subscript)
+                and (keyed or isinstance(part.slice, (ast.Constant, ast.UnaryOp)))
+            )
+            or (isinstance(part, ast.Attribute) and part.attr == "get")
+        )
         and match(part.value)
     ]
     return any(match(part) and not any(part is glance for glance in glances) for part in every)

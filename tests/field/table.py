@@ -134,6 +134,8 @@ JOBS: Dict[str, object] = {
         ONCE, r"sys\.last_traceback > frame of failing_step\(\) > local x", [r"del sys\.last_traceback"]
     ),
     "N07_notebook_history": Leak(PER_STEP, r"global Out\[\d+\]", [r"%reset -f out"]),
+    "N09_average_handed_out": Leak(PER_STEP, r"global meter\.value > \.grad_fn", [r"^(?!.*NOTE)"]),
+    "N10_cache_by_epoch": Leak(PER_STEP, r"features\['0:0'\]", [r"features gets a new entry each time"]),
     "N08_sporadic_views": Leak(
         SPORADIC, r"miner\.hard\[\d+\]", [r"views pin their base: 128 B of 32\.0 KiB"]
     ),
@@ -164,4 +166,6 @@ JOBS: Dict[str, object] = {
     "F23_replay_full": Clean([r"bounded container: deque of \d+, at most 70"]),
     "F24_metric_reset": Clean([r"emptied at each turn of the outer loop \(F24_metric_reset\.py:30\)"]),
     "F25_too_short_to_say": Clean([r"UNDECIDED", r"40 steps decide whether it goes on"], verdict="undecided"),
+    "F26_rollouts_get_longer": Clean([r"^(?!.*NOTE)"]),
+    "F27_cache_of_samples": Clean([r"filled once for each sample: its key index"]),
 }

@@ -125,3 +125,21 @@ ask()
     r"outs grows and is never emptied; keep only what is read",
     used="again",
 )
+
+pattern(
+    "a dict that is asked for one entry",
+    """
+seen = {}
+def look(k):
+    for _ in range(2): print(seen[k].mean(), seen.get(k))
+for i in range(12):
+    x = torch.randn(64); note(x)
+    seen[f"s{id(x)}"] = x  # KEEP
+    look(f"s{id(x)}"); del x; tick()
+ask()
+""",
+    "dict",
+    r"global seen\[",
+    r"seen gets a new entry each time and loses none; delete entries",
+    used="again",
+)
