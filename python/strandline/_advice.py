@@ -90,10 +90,12 @@ class Advice:
         below = steps[self.growth + 1 :] if self.growth is not None else []
         if any(type(step.parent).__module__ in ("queue", "_queue") for step in steps):
             return _fixes.queue(next((s.name for s in steps if s.kind in ("name", "attribute")), "it"))
-        if kept and kept.library and is_a(container, "Module"):  # a ParameterList, a ModuleList
+        if kept and is_a(container, "Module"):  # a ParameterList, a ModuleDict
             if again:
                 return _fixes.grows_in_use(name, "modules", again)
-            return _fixes.container(name, "list", _fixes.stored_value(node))
+            return _fixes.container(
+                name, "dict" if "Dict" in type_name(container) else "list", _fixes.stored_value(node)
+            )
         if kept and kept.library and kept.store is not None:
             return _fixes.library_call(kept.code, kept.library, path.through_graph)
         if kept and kept.step is not None and kept.step.name in HOOKS:
@@ -111,7 +113,7 @@ class Advice:
             if step.text.startswith(".<closure"):
                 return _fixes.captured(name, "function", step.name, path.through_graph)
             if step.name == "keywords" or (step.name == "args" and type_name(step.parent) == "partial"):
-                argument = step.text.split("'")[1] if "'" in step.text else "argument"
+                argument = step.text.split("'")[1] if "'" in step.text else self._argument(step)
                 return _fixes.captured(name, "partial", argument, path.through_graph)
         for step in steps:
             if is_a(step.parent, "Optimizer") and id(step.parent) not in self.evidence.current:
@@ -139,6 +141,8 @@ class Advice:
             )
         if container is not None:
             kind = "dict" if isinstance_plain(container, dict) else "list"
+            if _fixes.stored_value(node) == "self" and below:
+                return _fixes.registered(name, type_name(below[0].parent))
             if again:
                 return _fixes.grows_in_use(name, kind, again)
             return _fixes.container(name, kind, _fixes.stored_value(node))
@@ -147,6 +151,13 @@ class Advice:
         if kept and kept.store and kept.store.how in ("again", "augment"):
             return _fixes.regrown(name, _fixes.stored_value(node))
         return _fixes.retained(name)
+
+    def _argument(self, step: Step) -> str:
+        """The name that the function of a partial has for the argument on the path."""
+        names = getattr(getattr(step.parent.func, "__code__", None), "co_varnames", ())
+        after = self.path.steps[self.path.steps.index(step) + 1 :]
+        place = after[0].text[1:-1] if after else ""
+        return names[int(place)] if place.isdigit() and int(place) < len(names) else "that it is given"
 
     def _second(self, optimizer: Any) -> bool:
         """Whether an optimizer in use trains a parameter of this old one."""

@@ -63,6 +63,13 @@ def container(name: str, kind: str, value: Optional[str]) -> str:
     return f"{name} grows and is never emptied; keep only what is read (collections.deque(maxlen=…)), clear it, or store {instead}"
 
 
+def registered(name: str, kind: str) -> str:
+    return (
+        f"every {kind} puts itself into {name} and nothing takes it out; use a weakref.WeakSet, or remove it when it is "
+        "done with"
+    )
+
+
 def cache(function: str, maxsize: Any) -> str:
     return (
         f"the cache of {function}() keeps its arguments and results, and they are new ones at every call; "
@@ -129,7 +136,7 @@ def pins(view_bytes: int, base_bytes: int) -> str:
 
 
 def view(name: str, view_bytes: int, base_bytes: int) -> str:
-    return f"{name} holds views of {size(view_bytes)} that each pin a storage of {size(base_bytes)}; store a copy: .clone()"
+    return f"{name} holds views of {size(view_bytes)} that each pin a storage of {size(base_bytes)}; store copies (.clone()), and clear {name} when it has been read"
 
 
 def linked(kind: str, link: str) -> str:

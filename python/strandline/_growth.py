@@ -39,8 +39,8 @@ def growth(group: List[Tuple[int, Path]]) -> Optional[int]:
             if kind != "index":
                 if different >= births:
                     same = len({id(path.steps[position].parent) for _, path in group}) == 1
-                    numbered = group[0][1].steps[position].name.isdigit()  # in a list of modules
-                    if same and kind in ("attribute", "name") and (births >= 3 or numbered):
+                    listed = _of_modules(group[0][1].steps[position].parent)
+                    if same and kind in ("attribute", "name") and (births >= 3 or listed):
                         best = position  # an attribute more each time
                     break
                 continue
@@ -50,6 +50,12 @@ def growth(group: List[Tuple[int, Path]]) -> Optional[int]:
     if (best is None and births == 1) or len(group) == 1:
         return _widest(group[0][1]) if len(group) == 1 else None
     return best
+
+
+def _of_modules(parent: Any) -> bool:
+    """Whether it is torch's list or dict of modules or parameters."""
+    kinds = ("ModuleList", "ModuleDict", "Sequential", "ParameterList", "ParameterDict")
+    return any(base.__name__ in kinds for base in type(parent).__mro__)
 
 
 def _one_grows(group: List[Tuple[int, Path]], position: int) -> bool:

@@ -397,3 +397,52 @@ ask()
     r"global heads\[\d+\]\.(weight|bias)",
     r"heads gets a new module each time and loses none, and is read again \(train\.py:\d+\).*no leak",
 )
+
+pattern(
+    "adapters by name",
+    """
+class Net(nn.Module):
+    def __init__(self): super().__init__(); self.adapters = nn.ModuleDict()
+    def add(self, name): self.adapters[name] = nn.Linear(8, 8, bias=False)  # KEEP
+net = Net()
+for job in range(3):
+    net.add(f"job{job}"); note(net.adapters[f"job{job}"].weight); tick()
+ask()
+""",
+    "ModuleDict",
+    r"global net\.adapters\.job\d+\.weight",
+    r"self\.adapters gets a new module each time",
+)
+
+pattern(
+    "partial with an argument by place",
+    """
+reports = []
+def show(step, pixels): pass
+for i in range(12):
+    x = torch.randn(64); note(x)
+    reports.append(functools.partial(show, i, x))  # KEEP
+    del x; tick()
+ask()
+""",
+    "list",
+    r"global reports\[\d+\]\.args\[1\]",
+    r"captures the tensor pixels",
+)
+
+pattern(
+    "objects that put themselves into a list",
+    """
+class Probe:
+    every = []
+    def __init__(self, out):
+        self.out = out
+        Probe.every.append(self)  # KEEP
+for i in range(12):
+    x = torch.randn(64); note(x); Probe(x); del x; tick()
+ask()
+""",
+    "list",
+    r"class Probe\.every\[\d+\]\.out",
+    r"every Probe puts itself into Probe\.every and nothing takes it out",
+)
