@@ -171,7 +171,10 @@ class Advice:
         step = self.path.steps[row.start]
         if step.text.startswith(".<closure"):
             return _fixes.wrapped(name, step.name)
-        return _fixes.linked(type_name(step.parent), link(self.path, row))
+        how = link(self.path, row)
+        if type_name(step.parent) == "partial":
+            return _fixes.wrapped(name, how)
+        return _fixes.linked(type_name(step.parent), how, step.kind in ("part", "opaque"))
 
     def name(self, kept: Optional[Kept]) -> str:
         step = kept.step if kept else None

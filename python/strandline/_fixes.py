@@ -139,10 +139,11 @@ def view(name: str, view_bytes: int, base_bytes: int) -> str:
     return f"{name} holds views of {size(view_bytes)} that each pin a storage of {size(base_bytes)}; store copies (.clone()), and clear {name} when it has been read"
 
 
-def linked(kind: str, link: str) -> str:
+def linked(kind: str, link: str, fixed: bool) -> str:
+    """`fixed`: the link cannot be changed, as a tuple's."""
     return (
         f"each {kind} keeps the one before it ({link}), and so all of them; keep what is read of the one before "
-        f"instead of the whole, or set its {link} to None"
+        "instead of the whole" + ("" if fixed else f", or set its {link} to None")
     )
 
 

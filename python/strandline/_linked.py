@@ -11,7 +11,7 @@ from ._path import Path, Step
 _LONGEST = 3  # steps from one object to the next
 _TIMES = 4  # as many objects in a row, at least, if another path has another number of them
 _ALONE = 8  # and if there is no other path
-_LINKS = ("attribute", "part", "index")
+_LINKS = ("attribute", "part", "index", "opaque")
 
 
 class Linked(NamedTuple):

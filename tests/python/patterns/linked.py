@@ -79,6 +79,53 @@ ask()
 )
 
 pattern(
+    "tuples linked by a place",
+    """
+hist = None
+for i in range(12):
+    x = torch.randn(64); note(x)
+    hist = (x, hist)  # KEEP
+    del x; tick()
+ask()
+""",
+    "linked objects",
+    r"global hist \(\[1\] x\d+\)\[0\]",
+    r"each tuple keeps the one before it \(\[1\]\), and so all of them; .* instead of the whole$",
+)
+
+pattern(
+    "partial of a partial",
+    """
+def weighted(inner, w): return w
+crit = len
+for i in range(12):
+    w = torch.randn(64); note(w)
+    crit = functools.partial(weighted, crit, w)  # KEEP
+    del w; tick()
+ask()
+""",
+    "linked objects",
+    r"global crit \(\.args\[0\] x\d+\)\.args\[1\]",
+    r"crit is wrapped again each time",
+)
+
+pattern(
+    "iterator that is chained again and again",
+    """
+import itertools
+stream = iter(())
+for i in range(12):
+    x = torch.randn(64); note(x)
+    stream = itertools.chain(stream, [x])  # KEEP
+    del x; tick()
+ask()
+""",
+    "linked objects",
+    r"global stream \(.* x\d+\)",
+    r"each chain keeps the one before it",
+)
+
+pattern(
     "layers of one depth",
     """
 kept = []
