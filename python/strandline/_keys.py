@@ -22,7 +22,8 @@ _DEPTH = 4  # calls that a key is followed through
 _LOOKED_AT = 64  # keys
 _SAME = {"int", "str", "tuple", "join", "basename", "Path"}  # functions of a key that give a key of its kind
 _METHODS = {"item", "tolist", "numpy", "cpu", "split", "strip", "as_posix"}
-_WRAPPERS = {"tqdm", "trange", "track", "progress", "list", "iter", "sorted", "reversed"}
+_WRAPPERS = {"tqdm", "track", "progress", "list", "iter", "sorted", "reversed", "sample"}
+_RANGES = {"range", "trange", "arange", "randperm", "permutation"}
 
 
 def per_sample(store: Store, holder: Holder, container: Any, owner: Any, finder: Finder) -> Optional[Bound]:
@@ -184,8 +185,7 @@ class Keys:
         again = position > 0 or (at.function is not None and runs_often(at.function, at.cls, self._finder))
         outside = at._replace(loops=at.loops[:position])
         source, target = loop.iter, loop.target
-        while isinstance(source, ast.Call) and last_name(source.func) in _WRAPPERS and source.args:
-            source = source.args[0]
+        source = _unwrapped(source)
         if isinstance(source, ast.Call) and last_name(source.func) in ("enumerate", "zip") and source.args:
             parts = target.elts if isinstance(target, (ast.Tuple, ast.List)) else []
             index = next((n for n, part in enumerate(parts) if name in _names(part)), -1)
@@ -195,12 +195,9 @@ class Keys:
                 source = source.args[0]
             else:
                 source = source.args[index] if 0 <= index < len(source.args) else source
-        if isinstance(source, ast.Call) and last_name(source.func) == "range":
+        source = _unwrapped(source)
+        if isinstance(source, ast.Call) and last_name(source.func) in _RANGES:
             return again and all(self._fixed(part, outside, file) for part in source.args)
-        if isinstance(source, ast.Call) and isinstance(source.func, ast.Attribute) and not source.args:
-            if source.func.attr not in (*_METHODS, "items", "keys"):
-                return False
-            source = source.func.value
         if not isinstance(source, (ast.Name, ast.Attribute, ast.Subscript)):
             return False  # a generator: nobody knows what it gives
         base = source
@@ -246,6 +243,22 @@ class Keys:
                         return False
                     seen += 1
         return seen > 0
+
+
+def _unwrapped(source: Any) -> Any:
+    """What a loop goes over, without what only shows progress, orders or converts it."""
+    while isinstance(source, ast.Call):
+        if last_name(source.func) in _WRAPPERS and source.args:
+            source = source.args[0]
+        elif (
+            isinstance(source.func, ast.Attribute)
+            and source.func.attr in (*_METHODS, "items", "keys")
+            and not source.args
+        ):
+            source = source.func.value
+        else:
+            break
+    return source
 
 
 def _given(call: Any, names: List[str], name: str) -> Any:

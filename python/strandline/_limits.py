@@ -99,7 +99,7 @@ def guarded(store: Store, holder: Holder, container: Any, owner: Any, asked: int
                 small, large = large, small
             elif not isinstance(part.ops[0], (ast.Lt, ast.LtE, ast.NotEq)):
                 continue
-            sized = _is_len(small, match)
+            sized = _is_len(small, match) or _counts(small, enclosing)
             if not sized and not (isinstance(small, ast.Name) and small.id in loops):
                 continue
             length, capacity = length_of(container), _number(large, owner, statement, store)
@@ -111,6 +111,19 @@ def guarded(store: Store, holder: Holder, container: Any, owner: Any, asked: int
             reason = f"bounded by its own code: entries are added only when {text(enclosing.test)} ({where})"
             return Bound(reason, length, capacity)
     return None
+
+
+def _counts(node: Any, enclosing: Any) -> bool:
+    """Whether a condition asks a counter that is raised under it: `if self.n < self.size: self.n += 1; …`. A loop's
+    own condition is none: it holds until the program is over."""
+    return isinstance(enclosing, ast.If) and any(
+        isinstance(part, ast.AugAssign)
+        and isinstance(part.op, ast.Add)
+        and isinstance(node, (ast.Name, ast.Attribute))
+        and text(part.target) == text(node)
+        for statement in enclosing.body
+        for part in ast.walk(statement)
+    )
 
 
 def inner_bound(container: Any, below: List[Any], blocks: int, store: Optional[Store]) -> Optional[Bound]:

@@ -24,6 +24,37 @@ ask()
     bounded={"length": 12, "capacity": 40},
 )
 
+POOL = """
+class ImagePool:
+    def __init__(self, size): self.size, self.num, self.images = size, 0, []
+    def query(self, image):
+        {test} self.num < self.size:
+            self.num += 1
+            self.images.append(image)  # KEEP
+            {after}
+pool = ImagePool(40)
+for i in range(12):
+    x = torch.randn(64); note(x); pool.query(x); del x; tick()
+ask()
+"""
+
+pattern(
+    "added while a counter is below a size",
+    POOL.format(test="if", after="return"),
+    None,
+    r"pool\.images",
+    not_leak=r"added only when self\.num < self\.size",
+    bounded={"length": 12, "capacity": 40},
+)
+
+pattern(
+    "added in a loop that counts its steps",
+    POOL.format(test="while", after="break"),
+    "list",
+    r"pool\.images",
+    r"self\.images grows",
+)
+
 pattern(
     "added in the first steps only",
     """

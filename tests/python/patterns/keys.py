@@ -40,6 +40,19 @@ loop(
     SAMPLE.format("path"),
     "paths = [f'{n}.png' for n in range(12)]",
 )
+loop(
+    "by an index in an order of its own",
+    "for i in random.sample(range(12), 12):",
+    "x = data[i]; cache[i] = y = x * 2; note(y)  # KEEP",
+    SAMPLE.format("i"),
+    "import random",
+)
+loop(
+    "by an index of a permutation",
+    "for i in torch.randperm(12).tolist():",
+    "x = data[i]\n        " + FILL.format("i"),
+    SAMPLE.format("i"),
+)
 loop("by epoch and index", "for i, x in enumerate(data):", FILL.format("(epoch, i)"))
 loop("by epoch and index as text", "for i, x in enumerate(data):", FILL.format("f'{epoch}:{i}'"))
 loop(
