@@ -25,7 +25,7 @@ from ._special import special
 _ROOTED = ("global", "local", "class")
 _SENSIBLE = 30 * 86_400.0  # seconds in which a bound is reached, or it is none
 _SHARE = 0.5  # of a device's memory that a full container may take
-_REASONS = {"emptied": "emptied", "made late": "in-use", "made anew only": "largest-input"}
+_REASONS = {"emptied": "emptied", "made late": "in-use", "made anew": "largest-input"}
 
 
 def unknown(path: str = "", kind: str = "") -> Dict[str, Any]:
@@ -89,7 +89,7 @@ class _Composer:
         if found is not None:
             (self.path, self.row), self.growth = found, None
         elif len(self.path.steps) == 1 and self.path.steps[0].kind == "name":
-            other = surviving(self.path, climb, roots, self.finder)
+            other = surviving(self.path, climb, roots, self.finder, str(evidence.candidate.get("shape", "")))
             if other is not None:
                 self.path, self.growth = other, None
                 self.group = [(born, other) for born, _ in self.group]
@@ -180,7 +180,8 @@ class _Composer:
         if shape == "burst" and again:
             return _limits.Bound(f"made late and in use since: {holder.name} is read at {again}", None, None)
         if shape == "regrow":
-            return _limits.larger_only(store, holder, self.finder)
+            anew = None if path.through_graph else _limits.newest_only(store, holder)
+            return _limits.larger_only(store, holder, self.finder) or anew
         return None
 
     def _used(self, kept: Optional[Kept], container: Any) -> Optional[_use.Used]:

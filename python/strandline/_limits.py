@@ -227,6 +227,49 @@ def larger_only(store: Store, holder: Holder, finder: Finder) -> Optional[Bound]
     return None
 
 
+def newest_only(store: Store, holder: Holder) -> Optional[Bound]:
+    """A name that each step binds anew, to what is not made of what it was bound to before, by whatever way: it is as
+    large as the newest input."""
+    if store.how != "assign" or (not store.statement.loops and store.statement.function is None):
+        return None
+    match = finds(holder)
+    seen: Set[str] = set()
+    todo = [store.statement.node.value]
+    while todo:
+        for part in ast.walk(todo.pop()):
+            if match(part):
+                return None
+            name = last_name(part) if isinstance(part, (ast.Name, ast.Attribute)) else ""
+            if name and name not in seen:
+                seen.add(name)
+                todo += _values(name, store)
+                if any(node.name == name and _remembers(node) for node, _ in store.file.functions):
+                    return None
+    where = f"{os.path.basename(store.file.name)}:{store.line}"
+    return Bound(f"made anew in each step, as large as its input: {holder.name} ({where})", None, None)
+
+
+def _remembers(function: Any) -> bool:
+    return any(isinstance(part, (ast.Global, ast.Nonlocal)) for part in ast.walk(function))
+
+
+def _values(name: str, store: Store) -> List[Any]:
+    """What a name is bound to in the function of a store, or of an attribute of that name anywhere in the file."""
+    found = []
+    for statement in store.file.statements:
+        node = statement.node
+        if not isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)) or node.value is None:
+            continue
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            near = statement.function is store.statement.function
+            if any(
+                last_name(single) == name and (near or isinstance(single, ast.Attribute))
+                for single, _ in _pairs(target, node.value)
+            ):
+                found.append(node.value)
+    return found
+
+
 def _compares_sizes(test: Any) -> bool:
     return any(
         isinstance(part, ast.Compare)

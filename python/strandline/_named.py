@@ -46,7 +46,7 @@ def attribute_holder(owner: Any, name: str, keys: Tuple[str, ...]) -> Holder:
     )
 
 
-def surviving(path: Path, climb: Climb, roots: Roots, finder: Finder) -> Optional[Path]:
+def surviving(path: Path, climb: Climb, roots: Roots, finder: Finder, shape: str = "") -> Optional[Path]:
     """A variable that is bound anew in each step, to what an object keeps and hands out (`acc = meter.update(x)`,
     which returns `self.value`), is not what keeps it: the path to the object's attribute, if there is one."""
 
@@ -63,6 +63,6 @@ def surviving(path: Path, climb: Climb, roots: Roots, finder: Finder) -> Optiona
         other = write(chain, roots)
         last = other.steps[-1]
         score, how = best(last) if last.kind == "attribute" else (0, "")
-        if how in ("again", "augment") or (how == "assign" and path.through_graph):
+        if how in ("again", "augment") or (how == "assign" and (path.through_graph or shape == "regrow")):
             ranked.append((score, other))
     return max(ranked, key=lambda item: item[0])[1].ending_as(path) if ranked else None

@@ -309,3 +309,47 @@ ask()
     kept=False,
     shape="regrow",
 )
+
+CURRICULUM = """
+net = nn.Linear(8, 8)
+def last(out): return out[:, -1:]
+{before}
+for i in range(12):
+    {line}  # KEEP
+    tick()
+note({name})
+ask()
+"""
+
+
+def newest(name, line, variable="out", before="", not_leak=None):
+    source = CURRICULUM.format(line=line, name=variable, before=before)
+    pattern(name, source, None, rf"global ({variable}|out)", "", not_leak=not_leak, shape="regrow")
+
+
+newest(
+    "output of a longer input",
+    "x = torch.randn(1, 4 + i, 8); out = net(x).detach()",
+    not_leak=r"made anew in each step, as large as its input: out \(train\.py:\d+\)",
+)
+newest(
+    "output that is fed back by another name",
+    "out = net(torch.cat((past, torch.randn(1, 1, 8)), 1)).detach(); past = out",
+    "past",
+    "past = torch.randn(1, 1, 8)",
+)
+newest(
+    "output that is fed back by an attribute",
+    "out = net(torch.cat((memory.past, torch.randn(1, 1, 8)), 1)).detach(); memory.past = out",
+    "memory.past",
+    "memory = types.SimpleNamespace(past=torch.randn(1, 1, 8))",
+)
+newest(
+    "output of a function that remembers",
+    "out = grown(torch.randn(8))",
+    before="""past = torch.zeros(0)
+def grown(x):
+    global past
+    past = torch.cat((past, x))
+    return past + 0""",
+)
