@@ -271,6 +271,11 @@ class _Composer:
             if library is not None and self.growth is not None:
                 method = getattr(library.statement.function, "name", "")
                 for holder in holders:
+                    own = [
+                        s for s in self.finder.stores(holder) if s.how == "item" and is_user_file(s.file.name)
+                    ]
+                    if own:  # `self.adapters[name] = …` of a ModuleDict
+                        return self._made(own[0], holder, step, "")
                     calls = self.finder.calls(holder, method)
                     if calls and is_user_file(calls[0].file.name):
                         return self._made(

@@ -404,9 +404,11 @@ pattern(
 class Net(nn.Module):
     def __init__(self): super().__init__(); self.adapters = nn.ModuleDict()
     def add(self, name): self.adapters[name] = nn.Linear(8, 8, bias=False)  # KEEP
+    def forward(self, x, name): return self.adapters[name](x)
 net = Net()
 for job in range(3):
     net.add(f"job{job}"); note(net.adapters[f"job{job}"].weight); tick()
+    for _ in range(2): net(torch.randn(2, 8), f"job{job}")
 ask()
 """,
     "ModuleDict",
