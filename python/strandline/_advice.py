@@ -7,7 +7,7 @@ Invariant: says of a thing only what its path, its line and its container show.
 import ast
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
-from . import _fixes
+from . import _fixes, _growth
 from ._code import text
 from ._holders import isinstance_plain
 from ._linked import Linked, link
@@ -90,7 +90,7 @@ class Advice:
         below = steps[self.growth + 1 :] if self.growth is not None else []
         if any(type(step.parent).__module__ in ("queue", "_queue") for step in steps):
             return _fixes.queue(next((s.name for s in steps if s.kind in ("name", "attribute")), "it"))
-        if kept and is_a(container, "Module"):  # a ParameterList, a ModuleDict
+        if kept and _growth.of_modules(container):  # a ParameterList, a ModuleDict
             if again:
                 return _fixes.grows_in_use(name, "modules", again)
             return _fixes.container(

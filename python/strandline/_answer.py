@@ -188,7 +188,7 @@ class _Composer:
         """What the program does with what is kept, where its own line keeps it, or a list of modules does."""
         if kept is None or kept.store is None or kept.holder is None:
             return None
-        if kept.library and not is_a(container, "Module"):
+        if kept.library and not _growth.of_modules(container):
             return None
         return _use.use(self.finder, kept.holder, kept.store) if self.path.root in _ROOTED else None
 
@@ -388,7 +388,11 @@ class _Composer:
         return (
             _limits.begun_anew(kept.store, kept.holder)
             or _limits.emptied(kept.store, kept.holder, self._receivers(kept), self.finder)
-            or _keys.per_sample(kept.store, kept.holder, container, owner, self.finder)
+            or (
+                None
+                if self.evidence.candidate.get("shape") == "burst"
+                else _keys.per_sample(kept.store, kept.holder, container, owner, self.finder)
+            )
         )
 
     def _inner_bound(self, kept: Optional[Kept], container: Any) -> Optional[_limits.Bound]:

@@ -170,8 +170,8 @@ def grows_in_use(name: str, kind: str, where: str) -> str:
         else "grows and is never emptied"
     )
     return (
-        f"{name} {what}, and is read again ({where}): where it is meant to grow (a data set, a model that is added to) "
-        "this is no leak; otherwise keep only what is still needed"
+        f"{name} {what}; clear it when it has been read, or bound it; it is read again ({where}), so that it is no leak "
+        "where it is meant to grow (a data set or a model that is added to)"
     )
 
 

@@ -39,7 +39,7 @@ def growth(group: List[Tuple[int, Path]]) -> Optional[int]:
             if kind != "index":
                 if different >= births:
                     same = len({id(path.steps[position].parent) for _, path in group}) == 1
-                    listed = _of_modules(group[0][1].steps[position].parent)
+                    listed = of_modules(group[0][1].steps[position].parent)
                     if same and kind in ("attribute", "name") and (births >= 3 or listed):
                         best = position  # an attribute more each time
                     break
@@ -52,7 +52,7 @@ def growth(group: List[Tuple[int, Path]]) -> Optional[int]:
     return best
 
 
-def _of_modules(parent: Any) -> bool:
+def of_modules(parent: Any) -> bool:
     """Whether it is torch's list or dict of modules or parameters."""
     kinds = ("ModuleList", "ModuleDict", "Sequential", "ParameterList", "ParameterDict")
     return any(base.__name__ in kinds for base in type(parent).__mro__)

@@ -29,7 +29,7 @@ _RANGES = {"range", "trange", "arange", "randperm", "permutation"}
 def per_sample(store: Store, holder: Holder, container: Any, owner: Any, finder: Finder) -> Optional[Bound]:
     """The bound of a dict that gets an entry for each sample of the data, if the source shows that it does."""
     key = _key(store, holder)
-    if key is None or not _plain(container):
+    if key is None or isinstance(key, ast.Constant) or not _plain(container):
         return None
     if not Keys(finder).come_again(key, store.statement, store.file, _DEPTH):
         return None

@@ -48,7 +48,7 @@ ask()
 """,
     None,
     r"global net\.seen_\d+",
-    r"new attribute each time",
+    r"net gets a new attribute each time",
 )
 
 pattern(
@@ -352,4 +352,22 @@ def grown(x):
     global past
     past = torch.cat((past, x))
     return past + 0""",
+)
+
+pattern(
+    "one entry with a name of its own",
+    """
+seen = {}
+def look(x):
+    if "out" not in seen: seen["out"] = x  # KEEP
+for epoch in range(2):
+    for i in range(6):
+        x = torch.randn(64)
+        if epoch == 1 and i == 0: note(x); look(x)
+        tick()
+ask()
+""",
+    None,
+    r"global seen\['out'\]",
+    shape="burst",
 )

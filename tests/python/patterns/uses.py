@@ -104,7 +104,7 @@ ask()
 """,
     "list",
     r"global data\[\d+\]",
-    r"data grows and is never emptied, and is read again \(train\.py:\d+\): where it is meant to grow",
+    r"data grows and is never emptied; clear it .* read again \(train\.py:\d+\).* meant to grow",
     used="again",
 )
 
