@@ -4,6 +4,7 @@
 //! entries do not matter, of two values of one key the last counts, and an entry that is not understood is left
 //! out and named, with the key that was probably meant.
 
+use super::metrics::Listen;
 use super::spelling;
 use crate::heap::Preset;
 use std::path::PathBuf;
@@ -16,6 +17,8 @@ pub struct Conf {
     pub focus: Option<String>,
     /// Metrics for a scraper, rewritten as the job goes on.
     pub openmetrics: Option<PathBuf>,
+    /// Where a scraper may ask for metrics.
+    pub openmetrics_listen: Option<Listen>,
     /// Whether the heap serves what CUDA's own functions are asked for.
     pub serve_cuda: Option<bool>,
     /// What the heap of a GPU is to save.
@@ -28,9 +31,10 @@ pub struct Conf {
 }
 
 /// The keys, each with the kind of its value.
-const KEYS: [(&str, &str); 6] = [
+const KEYS: [(&str, &str); 7] = [
     ("focus", "LIBRARY"),
     ("openmetrics", "FILE"),
+    ("openmetrics_listen", "[ADDR:]PORT"),
     ("preset", "speed|lean"),
     ("serve_cuda", "0|1"),
     ("slack", "THOUSANDTHS"),
@@ -78,6 +82,7 @@ impl Conf {
         match key {
             "focus" => put(&mut self.focus, text.map(str::to_owned)),
             "openmetrics" => put(&mut self.openmetrics, text.map(PathBuf::from)),
+            "openmetrics_listen" => put(&mut self.openmetrics_listen, value.parse().ok()),
             "serve_cuda" => put(&mut self.serve_cuda, yes_or_no(value)),
             "preset" => put(&mut self.preset, value.parse().ok()),
             "slack" => put(&mut self.slack, value.parse().ok()),
@@ -117,21 +122,21 @@ mod tests {
 
     #[test]
     fn every_key_is_known_and_spaces_and_empty_entries_do_not_matter() {
-        let all =
-            " focus:x,, openmetrics : /x/y:z.prom ,serve_cuda:1,preset:Lean,slack:10,slack_before_wait:1000,";
+        let all = " focus:x,, openmetrics : /x/y:z.prom ,openmetrics_listen: [::1]:9400,serve_cuda:1,preset:Lean,slack:10,slack_before_wait:1000,";
         let conf = read(all);
         assert_eq!(
             conf,
             Conf {
                 focus: Some("x".into()),
                 openmetrics: Some("/x/y:z.prom".into()),
+                openmetrics_listen: "[::1]:9400".parse().ok(),
                 serve_cuda: Some(true),
                 preset: Some(Preset::Lean),
                 slack: Some(10),
                 slack_before_wait: Some(1000),
             }
         );
-        assert_eq!(KEYS.len(), 6);
+        assert_eq!(KEYS.len(), 7);
         assert_eq!(read(""), Conf::default());
     }
 
@@ -149,6 +154,7 @@ mod tests {
         for entry in [
             "focus:",
             "openmetrics: ",
+            "openmetrics_listen:everywhere",
             "preset:fat",
             "serve_cuda:perhaps",
             "slack:much",

@@ -166,6 +166,13 @@ impl Guard {
         }
     }
 
+    /// Whether nobody holds the guard's own locks for longer than `patience`.
+    pub fn answers(&self, patience: std::time::Duration) -> bool {
+        self.held.try_lock_for(patience).is_some()
+            && self.said.try_lock_for(patience).is_some()
+            && self.faults.try_lock_for(patience).is_some()
+    }
+
     /// At the end of the run: what is still held back, and what is still live.
     pub fn look_at_all(&self, host: &Served<HostDriver>) {
         let held: Vec<Held> = self.held.lock().iter().copied().collect();

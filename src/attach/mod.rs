@@ -27,7 +27,11 @@
 //! | [`foreign`] | blocks that CUDA itself handed out |
 //! | [`torch`] | what torch asks of its CUDA allocator |
 //! | [`control`] | the socket by which a running job is asked and watched |
+//! | [`metrics`] | the address at which a running job answers a scraper |
+//! | [`descriptors`] | a table of file descriptors of one thread's own |
 //! | [`signal`] | reports on a signal, and before a terminating one |
+//! | [`crash`] | the report of a job that crashes |
+//! | `semaphore` | what a signal handler may post |
 //! | [`fork`] | forked children stay inert |
 //! | [`lineage`] | which process this is, and which ones started it |
 //! | [`launch`] | passing signals on from `strandline run` |
@@ -40,7 +44,9 @@ pub mod around;
 pub mod c_allocator;
 pub mod conf;
 pub mod control;
+pub mod crash;
 pub mod cuda_api;
+pub mod descriptors;
 pub mod foreign;
 pub mod fork;
 pub mod gpu;
@@ -48,6 +54,7 @@ pub mod guard;
 pub mod history;
 pub mod launch;
 pub mod lineage;
+pub mod metrics;
 pub mod options;
 pub mod outcome;
 pub mod preload;
@@ -56,6 +63,7 @@ mod python_api;
 pub mod python_boot;
 pub mod python_module;
 pub mod python_objects;
+mod semaphore;
 pub mod served;
 pub mod siblings;
 pub mod signal;

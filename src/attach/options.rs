@@ -3,6 +3,7 @@
 //! `strandline run` sets these variables; a user who preloads the library by hand may set them too.
 
 use super::conf::Conf;
+use super::metrics::Listen;
 use super::spelling;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -56,8 +57,12 @@ pub struct Options {
     pub focus: Option<String>,
     /// Metrics for a scraper (`STRANDLINE_CONF=openmetrics:FILE`), rewritten as the job goes on.
     pub openmetrics: Option<PathBuf>,
+    /// Where a scraper may ask for metrics (`STRANDLINE_CONF=openmetrics_listen:[ADDR:]PORT`).
+    pub openmetrics_listen: Option<Listen>,
     /// Whether a control socket is opened (not with `STRANDLINE_CONTROL=off`).
     pub control: bool,
+    /// Whether a report is written when the job crashes (not with `STRANDLINE_CRASH=off`).
+    pub crash: bool,
 }
 
 impl Options {
@@ -67,6 +72,7 @@ impl Options {
         let conf = Conf::of_this_process();
         options.focus = options.focus.or_else(|| conf.focus.clone());
         options.openmetrics.clone_from(&conf.openmetrics);
+        options.openmetrics_listen = conf.openmetrics_listen;
         wrong.extend_from_slice(Conf::faults());
         wrong.extend(std::env::vars_os().filter_map(|(name, _)| unknown(name.to_str()?)));
         (options, wrong)
@@ -79,6 +85,7 @@ impl Options {
             out: get("STRANDLINE_OUT").filter(|v| !v.is_empty()).map(PathBuf::from),
             quiet: text("STRANDLINE_QUIET").is_some_and(|v| v != "0"),
             control: text("STRANDLINE_CONTROL").is_none_or(|v| v != "0" && v != "off"),
+            crash: text("STRANDLINE_CRASH").is_none_or(|v| v != "0" && v != "off"),
             guard: text("STRANDLINE_GUARD").is_some_and(|v| v != "0"),
             focus: text("STRANDLINE_FOCUS"),
             ..Options::default()
@@ -103,7 +110,7 @@ impl Options {
 }
 
 /// The variables that a user may set.
-const NAMES: [&str; 12] = [
+const NAMES: [&str; 13] = [
     "STRANDLINE_OUT",
     "STRANDLINE_MODE",
     "STRANDLINE_QUIET",
@@ -112,6 +119,7 @@ const NAMES: [&str; 12] = [
     "STRANDLINE_GUARD",
     "STRANDLINE_SIGNAL",
     "STRANDLINE_CONTROL",
+    "STRANDLINE_CRASH",
     "STRANDLINE_CONF",
     "STRANDLINE_LIB",
     "STRANDLINE_LIBCUDA",
@@ -187,11 +195,19 @@ fn signal_number(text: &str) -> Option<i32> {
     name.parse::<i32>().ok().filter(|n| (0..=max).contains(n))
 }
 
+/// The first of the launchers' variables that holds a number.
+fn number(names: &[&str]) -> Option<i32> {
+    names.iter().find_map(|name| std::env::var(name).ok().and_then(|v| v.trim().parse::<i32>().ok()))
+}
+
+/// This process's number among those of the job on this host.
+pub fn local_rank() -> u16 {
+    let rank = number(&["LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"]);
+    rank.and_then(|rank| rank.try_into().ok()).unwrap_or(0)
+}
+
 /// This process's place in a distributed job: (rank, world size), from the launchers' variables.
 pub fn rank_and_world() -> (i32, i32) {
-    let number = |names: &[&str]| {
-        names.iter().find_map(|name| std::env::var(name).ok().and_then(|v| v.trim().parse::<i32>().ok()))
-    };
     let rank = number(&["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"]).unwrap_or(0);
     let world = number(&["WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]).unwrap_or(1);
     (rank, world.max(1))
@@ -219,6 +235,8 @@ mod tests {
         let (options, wrong) = read(&[]);
         assert!(wrong.is_empty());
         assert!(!options.quiet && options.every == 0 && options.signal.is_none() && options.out.is_none());
+        assert!(options.control && options.crash);
+        assert!(!read(&[("STRANDLINE_CRASH", "off")]).0.crash && !read(&[("STRANDLINE_CRASH", "0")]).0.crash);
     }
 
     #[test]

@@ -26,15 +26,17 @@ const METRICS_EVERY: u32 = 10;
 /// Where things are told.
 pub struct Outcome {
     /// What the user named, which the folders of all processes lie in, and this process's own.
-    out: PathBuf,
-    folder: PathBuf,
+    pub(super) out: PathBuf,
+    pub(super) folder: PathBuf,
     rank: (i32, i32),
     /// What started this process: as it was at the start, since launchers in between may end.
     launched_by: Vec<String>,
-    main: bool,
-    colour: report::text::Colour,
-    writing: Mutex<()>,
+    pub(super) main: bool,
+    pub(super) colour: report::text::Colour,
+    pub(super) writing: Mutex<()>,
     finished: AtomicBool,
+    /// The end was told: `finished` is set before that.
+    pub(super) told: AtomicBool,
     cannot: AtomicBool,
     /// Where metrics go, and the second (since the start) in which they were asked for last.
     metrics: Option<PathBuf>,
@@ -52,6 +54,8 @@ pub enum Reason {
     Finding,
     /// The device's memory is used up.
     OutOfMemory,
+    /// A signal that ends the job at once (see `crash`).
+    Crash,
 }
 
 impl Reason {
@@ -61,6 +65,7 @@ impl Reason {
             Reason::Asked => "asked",
             Reason::Finding => "finding",
             Reason::OutOfMemory => "out of memory",
+            Reason::Crash => "crash",
         }
     }
 }
@@ -80,6 +85,7 @@ impl Outcome {
             colour: colour(),
             writing: Mutex::new(()),
             finished: AtomicBool::new(false),
+            told: AtomicBool::new(false),
             cannot: AtomicBool::new(false),
             metrics: options.openmetrics.as_ref().map(|file| metrics_file(file, rank)),
             metrics_asked: AtomicU64::new(0),
@@ -202,6 +208,12 @@ impl State {
         if self.outcome.finished.swap(true, Ordering::SeqCst) {
             return true;
         }
+        let written = self.tell_end();
+        self.outcome.told.store(true, Ordering::SeqCst);
+        written
+    }
+
+    fn tell_end(&self) -> bool {
         super::control::server::stop();
         self.judge.lock().finish();
         self.tell_news();
@@ -209,7 +221,7 @@ impl State {
             guard.look_at_all(host);
         }
         let steps = self.judge.lock().steps();
-        let did_little = steps == 0 && self.blocks_served() < BLOCKS_WORTH_A_REPORT;
+        let did_little = self.did_little(steps);
         if !self.outcome.main && did_little {
             return true;
         }
@@ -232,6 +244,18 @@ impl State {
             say(format_args!("{}: {}; {place}", report.verdict.name(), report.reason));
         }
         written
+    }
+
+    /// Whether this process has done next to nothing in so many steps.
+    pub(super) fn did_little(&self, steps: u32) -> bool {
+        steps == 0 && self.blocks_served() < BLOCKS_WORTH_A_REPORT
+    }
+
+    /// Whether somebody who watches this process has something to see: a launcher makes no steps, and neither
+    /// does a worker that was spawned, though it may allocate.
+    pub(super) fn is_worth_watching(&self) -> bool {
+        let steps = self.clock.now().step;
+        steps > 0 || self.outcome.main && !self.did_little(steps)
     }
 
     fn blocks_served(&self) -> u64 {
@@ -309,7 +333,13 @@ impl State {
         }
     }
 
-    fn save_metrics(&self, report: &report::Report) {
+    /// The metrics of now as text, for one who asks; nothing when the run is over.
+    pub(super) fn metrics(&self) -> Option<String> {
+        let over = self.outcome.finished.load(Ordering::SeqCst);
+        (!over).then(|| report::openmetrics::to_string(&self.assemble(Reason::Asked)))
+    }
+
+    pub(super) fn save_metrics(&self, report: &report::Report) {
         static CANNOT: AtomicBool = AtomicBool::new(false);
         let Some(path) = &self.outcome.metrics else { return };
         let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str()))
@@ -331,25 +361,45 @@ impl State {
     ) -> (report::Report, Result<PathBuf, report::write::NotWritten>) {
         let _one_at_a_time = self.outcome.writing.lock();
         let report = self.assemble(why);
-        let folder = folder.unwrap_or(&self.outcome.folder);
-        let json = report::json::to_string(&report);
-        let text = report::text::report(&report, report::text::Colour::Never);
-        let written = report::write::file(folder, "report.json", json.as_bytes())
+        let written = self.write_files(&report, folder.unwrap_or(&self.outcome.folder));
+        (report, written)
+    }
+
+    /// Writes the files of a report. Returns the path of the JSON.
+    pub(super) fn write_files(
+        &self,
+        report: &report::Report,
+        folder: &Path,
+    ) -> Result<PathBuf, report::write::NotWritten> {
+        let json = report::json::to_string(report);
+        let text = report::text::report(report, report::text::Colour::Never);
+        report::write::file(folder, "report.json", json.as_bytes())
             .and_then(|path| report::write::file(folder, "report.txt", text.as_bytes()).map(|_| path))
             .and_then(|path| {
-                report::write::file(folder, "report.html", report::html::page(&report).as_bytes())
+                report::write::file(folder, "report.html", report::html::page(report).as_bytes())
                     .map(|_| path)
             })
             .and_then(|path| match self.guard.as_ref().and_then(super::guard::Guard::to_json) {
                 Some(faults) => report::write::file(folder, "guard.json", faults.as_bytes()).map(|_| path),
                 None => Ok(path),
-            });
-        (report, written)
+            })
     }
 
     pub(super) fn assemble(&self, why: Reason) -> report::Report {
-        let wanted = |device| self.judge.lock().wanted(device);
-        let epochs = self.clock.epoch_starts();
+        let mut parts = self.parts(&|device| self.judge.lock().wanted(device), self.clock);
+        if let (Some(part), Some(note)) = (parts.first_mut(), self.host_memory.lock().note()) {
+            part.view.notes.push(note);
+        }
+        let run = self.run(why, self.clock);
+        let remarks = self.remarks.lock().clone();
+        let judge = self.judge.lock();
+        let report = report::assemble(run, parts, &judge, self.clock, &Stacks);
+        report.with_remarks(remarks)
+    }
+
+    /// The devices, each copied under its lock; those whose lock is not to be had are left out.
+    pub(super) fn parts(&self, wanted: &dyn Fn(i32) -> Vec<u32>, clock: &ledger::Clock) -> Vec<DevicePart> {
+        let epochs = clock.epoch_starts();
         let mut parts = Vec::new();
         if let Some(host) = &self.host {
             parts.extend(part_of(host, &wanted(super::process::HOST), &epochs));
@@ -363,10 +413,12 @@ impl State {
                 watched.notes().map(|notes| DeviceView::with_epochs(&notes.accounts, &wanted, &epochs));
             parts.extend(view.map(|view| DevicePart { view, stats: serde_json::Map::new() }));
         }
-        if let (Some(part), Some(note)) = (parts.first_mut(), self.host_memory.lock().note()) {
-            part.view.notes.push(note);
-        }
-        let run = Run {
+        parts
+    }
+
+    /// The run, as a report names it.
+    pub(super) fn run(&self, why: Reason, clock: &ledger::Clock) -> Run {
+        Run {
             command: self.command.clone(),
             pid: std::process::id(),
             process: lineage::own(),
@@ -380,14 +432,10 @@ impl State {
                 .duration_since(std::time::UNIX_EPOCH)
                 .ok()
                 .map(|d| d.as_secs()),
-            epoch_starts: self.clock.epoch_starts().iter().map(|start| (start.epoch, start.step)).collect(),
-            validations: self.clock.validations(),
+            epoch_starts: clock.epoch_starts().iter().map(|start| (start.epoch, start.step)).collect(),
+            validations: clock.validations(),
             ..Run::default()
-        };
-        let remarks = self.remarks.lock().clone();
-        let judge = self.judge.lock();
-        let report = report::assemble(run, parts, &judge, self.clock, &Stacks);
-        report.with_remarks(remarks)
+        }
     }
 }
 
@@ -422,7 +470,7 @@ pub fn torch_size(bytes: u64) -> String {
 }
 
 /// A path as one would type it: relative where it lies below the working directory.
-fn from_here(path: &Path) -> PathBuf {
+pub(super) fn from_here(path: &Path) -> PathBuf {
     let here = std::env::current_dir().ok();
     here.and_then(|here| path.strip_prefix(here).ok().map(Path::to_owned)).unwrap_or_else(|| path.to_owned())
 }

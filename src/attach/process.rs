@@ -15,7 +15,7 @@ use super::options::{self, Mode, Options};
 use super::outcome::{self, Outcome};
 use super::served::Served;
 use super::watched::Watched;
-use super::{control, fork, python_boot, say, say_once, signal};
+use super::{control, crash, fork, metrics, python_boot, say, say_once, signal};
 use crate::driver::Stream;
 use crate::driver::host::HostDriver;
 use crate::heap::{AddressSpace, Config, Heap, HeapError};
@@ -175,7 +175,8 @@ pub fn start(mode: i32, told: Option<&str>) -> Result<(), NotStarted> {
             python_boot::once_with_the_gil(look_for_python_again);
         }
     }
-    let (asked, listens) = (options.signal, options.control);
+    let (asked, listens, at_crash) = (options.signal, options.control, options.crash);
+    let (scraped, quiet) = (options.openmetrics_listen, options.quiet);
     // Both are leaked: frees may come after every destructor.
     let clock: &'static Clock = Box::leak(Box::new(Clock::new()));
     let gpus: Option<&'static Gpus> = (mode != Mode::Host).then(|| &*Box::leak(Box::new(Gpus::new(clock))));
@@ -211,6 +212,12 @@ pub fn start(mode: i32, told: Option<&str>) -> Result<(), NotStarted> {
         Err(reason) => say(format_args!("{reason}")),
         Ok(()) if listens => control::server::start(),
         Ok(()) => {}
+    }
+    if at_crash && let Err(reason) = crash::start() {
+        say(format_args!("{reason}"));
+    }
+    if let Some(listen) = scraped {
+        metrics::server::start(listen, quiet);
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ use crate::report::model::Segment;
 use crate::report::segments::SegmentMap;
 use crate::stacks::{self, StackId};
 use parking_lot::{Mutex, MutexGuard};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
 /// What of `Served::recording` means what: events are kept; allocations have stacks; frees and segments, too;
@@ -21,8 +21,20 @@ const ALLOC_STACKS: u8 = 2;
 const FREE_STACKS: u8 = 4;
 const NATIVE_STACKS: u8 = 8;
 
-/// How long a report may wait for a device's lock before it gives up.
+/// How long a report may wait for a device's lock before it gives up: usually, and when the process is about to die.
 const PATIENCE: Duration = Duration::from_secs(2);
+const LAST_PATIENCE: Duration = Duration::from_millis(250);
+static LAST: AtomicBool = AtomicBool::new(false);
+
+/// From now on a report waits for no device for long.
+pub(super) fn hurry() {
+    LAST.store(true, Ordering::Relaxed);
+}
+
+/// How long a report may wait for a device's lock.
+pub(super) fn patience() -> Duration {
+    if LAST.load(Ordering::Relaxed) { LAST_PATIENCE } else { PATIENCE }
+}
 
 /// Steps between looks at whether idle memory should be given back, and the room that is left.
 const TRIM_EVERY: u32 = 64;
@@ -156,7 +168,7 @@ impl<D: Driver> Served<D> {
 
     /// The books, for as long as the guard lives; `None` if the lock was not to be had in time.
     pub fn books(&self) -> Option<MutexGuard<'_, Books<D>>> {
-        self.books.try_lock_for(PATIENCE)
+        self.books.try_lock_for(patience())
     }
 
     /// The device's statistics.

@@ -6,25 +6,13 @@
 //! that the report is written first; then it is sent again with its default action, so the job dies of it
 //! as it would have. Must not allocate, lock or call Python in the handler.
 
+use super::semaphore::Semaphore;
 use crossbeam::queue::SegQueue;
-use std::cell::UnsafeCell;
-use std::mem::MaybeUninit;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 /// Counts what waits for the thread.
-struct Semaphore(UnsafeCell<MaybeUninit<libc::sem_t>>);
-
-// SAFETY: the functions of sem_overview(7) may be called from any thread at any time.
-unsafe impl Sync for Semaphore {}
-
-impl Semaphore {
-    fn at(&self) -> *mut libc::sem_t {
-        self.0.get().cast()
-    }
-}
-
-static WORK: Semaphore = Semaphore(UnsafeCell::new(MaybeUninit::uninit()));
+static WORK: Semaphore = Semaphore::new();
 /// The signals that wait, one bit each.
 static SIGNALS: AtomicU64 = AtomicU64::new(0);
 /// Whether metrics are to be written.
@@ -60,7 +48,7 @@ extern "C" fn handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: 
         let ours = libc::getpid() == OWNER.load(Ordering::Relaxed) && SERVING.load(Ordering::Relaxed);
         if ours {
             SIGNALS.fetch_or(bit(signal), Ordering::Release);
-            libc::sem_post(WORK.at());
+            WORK.post();
         }
         let previous = PREVIOUS.get(signal as usize).map_or(0, |p| p.load(Ordering::Relaxed));
         match previous {
@@ -126,8 +114,8 @@ pub fn start(asked: Option<i32>) -> Result<(), String> {
     if STARTED.set(()).is_err() {
         return Ok(());
     }
-    // SAFETY: the semaphore lies in a static, and nobody uses it before SERVING is set.
-    if unsafe { libc::sem_init(WORK.at(), 0, 0) } != 0 {
+    // Nobody uses it before SERVING is set.
+    if !WORK.make() {
         return Err("no semaphore could be made, so no report on a signal".into());
     }
     // SAFETY: getpid cannot fail.
@@ -181,17 +169,13 @@ fn name_thread(signal: i32) {
 pub(super) fn submit(work: Work) {
     QUEUE.push(work);
     if SERVING.load(Ordering::Acquire) {
-        // SAFETY: the semaphore was made before SERVING was set.
-        unsafe { libc::sem_post(WORK.at()) };
+        WORK.post();
     }
 }
 
 fn serve() {
     loop {
-        // SAFETY: the semaphore was made before this thread.
-        if unsafe { libc::sem_wait(WORK.at()) } != 0 {
-            continue; // interrupted, by a debugger
-        }
+        WORK.wait();
         let signals = SIGNALS.swap(0, Ordering::AcqRel);
         if signals & bit(libc::SIGTERM) != 0 {
             end_with(libc::SIGTERM);
@@ -214,8 +198,7 @@ fn serve() {
 /// Has the metrics written by our thread. Returns at once.
 pub fn ask_for_metrics() {
     if SERVING.load(Ordering::Acquire) && !METRICS.swap(true, Ordering::AcqRel) {
-        // SAFETY: the semaphore was made before SERVING was set.
-        unsafe { libc::sem_post(WORK.at()) };
+        WORK.post();
     }
 }
 
@@ -238,15 +221,13 @@ pub fn leave() {
         tv_sec: 0,
         tv_nsec: i64::from(LAST_REPORT_SECONDS) * 1_000_000_000 / i64::from(PAUSES),
     };
-    // SAFETY: a semaphore that was made; nanosleep with a valid time.
-    unsafe {
-        libc::sem_post(WORK.at());
-        for _ in 0..PAUSES {
-            if LEAVING.load(Ordering::Acquire) == LEFT {
-                return;
-            }
-            libc::nanosleep(&pause, std::ptr::null_mut());
+    WORK.post();
+    for _ in 0..PAUSES {
+        if LEAVING.load(Ordering::Acquire) == LEFT {
+            return;
         }
+        // SAFETY: nanosleep with a valid time.
+        unsafe { libc::nanosleep(&pause, std::ptr::null_mut()) };
     }
 }
 

@@ -185,6 +185,22 @@ pub fn write(text: &str) {
     }
 }
 
+/// Writes a line in a signal handler, whatever the interrupted thread holds: to stderr if that is still the file that
+/// it was, and has room for it.
+pub fn write_in_handler(line: &[u8]) {
+    let real = (FILE.0.load(Ordering::Relaxed), FILE.1.load(Ordering::Relaxed));
+    if KNOWN.load(Ordering::Acquire) != THERE || file_of(libc::STDERR_FILENO) != Some(real) {
+        return;
+    }
+    let mut watched = libc::pollfd { fd: libc::STDERR_FILENO, events: libc::POLLOUT, revents: 0 };
+    // SAFETY: async-signal-safe system calls; structure and buffer live through them.
+    unsafe {
+        if libc::poll(&mut watched, 1, 0) == 1 && watched.revents == libc::POLLOUT {
+            libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len());
+        }
+    }
+}
+
 /// The rank as our lines name it, when the library was loaded and when accounting began: the environment is read at
 /// these times, and not when something is said, which may be while another thread of the job changes it.
 static RANK_AT_LOAD: OnceLock<String> = OnceLock::new();

@@ -9,10 +9,6 @@ use crate::stacks::StackId;
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 use parking_lot::{Mutex, MutexGuard};
-use std::time::Duration;
-
-/// How long a report may wait for the lock before it gives up.
-const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What is known of a watched device.
 pub struct Notes {
@@ -84,7 +80,7 @@ impl Watched {
 
     /// The notes, for as long as the guard lives; `None` if the lock was not to be had in time.
     pub fn notes(&self) -> Option<MutexGuard<'_, Notes>> {
-        self.notes.try_lock_for(PATIENCE)
+        self.notes.try_lock_for(super::served::patience())
     }
 }
 

@@ -172,6 +172,11 @@ impl Clock {
         before.phase
     }
 
+    /// Whether nobody holds the record for longer than `patience`.
+    pub fn answers(&self, patience: std::time::Duration) -> bool {
+        self.records.try_lock_for(patience).is_some()
+    }
+
     /// Steps that were running when a validation began: the newest, oldest first.
     pub fn validations(&self) -> Vec<u32> {
         self.records.lock().validations.iter().copied().collect()

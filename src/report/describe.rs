@@ -55,6 +55,7 @@ fn leak(judge: &Judge, found: &findings::Finding, symbols: &dyn Symbols, clock: 
             if native { NATIVE_FIX.to_owned() } else { fix(pattern.shape).to_owned() }
         }),
         held_by: answer.held_by,
+        holder_note: String::new(),
         kept_at: answer.kept_at,
         id: found.id,
         shape: crate::ledger::wire::shape_name(pattern.shape).to_owned(),
@@ -100,6 +101,7 @@ fn fragmentation(judge: &Judge, found: &findings::Finding, seen: &Fragmentation,
         stack: Vec::new(),
         called_at_step: found.called_at_step,
         held_by: None,
+        holder_note: String::new(),
         kept_at: None,
         fix: "every block is larger than the ones freed before it, so none fits: let strandline's heap serve the \
               device (--mode heap), or set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"

@@ -25,6 +25,8 @@ pub struct Live {
     pub step_seconds: Option<f64>,
     pub verdict: String,
     pub reason: String,
+    /// Where a scraper may ask for metrics.
+    pub metrics: Option<String>,
     pub devices: Vec<LiveDevice>,
     pub sites: Vec<LiveSite>,
     pub findings: Vec<LiveFinding>,

@@ -87,9 +87,12 @@ pub struct Run {
     /// The median duration of recent steps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step_seconds: Option<f64>,
-    /// Why the report was written: "exit", "signal", "asked", "out of memory", "finding".
+    /// Why the report was written: "exit", "asked", "out of memory", "finding", "crash".
     #[serde(skip_serializing_if = "String::is_empty")]
     pub written: String,
+    /// What ended the job, in a report of a crash.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub crash: Option<Crash>,
     /// Seconds since 1970 at which it was written.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub time: Option<u64>,
@@ -105,6 +108,26 @@ pub struct Run {
     /// Whatever else the writer knows: versions, host name, options.
     #[serde(flatten)]
     pub more: Map<String, Value>,
+}
+
+/// The signal that ended a job.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Crash {
+    /// Its name, "SIGSEGV".
+    pub signal: String,
+    /// The thread that it came to, by number and name.
+    pub thread: u32,
+    pub thread_name: String,
+    /// The address that could not be used, or of the instruction.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
+    /// The other process that sent it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sent_by: Option<u32>,
+    /// What the report does not have, because it was not to be had.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub left_out: Vec<String>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -228,6 +251,9 @@ pub struct Finding {
     pub stack: Vec<Frame>,
     pub called_at_step: u32,
     pub held_by: Option<Holder>,
+    /// Why nobody is named who holds it, where that was not even looked for.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub holder_note: String,
     pub kept_at: Option<Kept>,
     pub fix: String,
     #[serde(default)]

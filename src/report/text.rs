@@ -86,6 +86,7 @@ pub fn finding(finding: &Finding, colour: Colour) -> String {
             // A program without Python has no holders to be named.
             None if finding.stack.iter().all(|frame| frame.kind == "native") && !finding.stack.is_empty() => {
             }
+            None if !finding.holder_note.is_empty() => line(&mut out, "held by", &finding.holder_note),
             None => line(&mut out, "held by", "C++ or unknown (no Python object was found)"),
         }
         if let Some(kept) = &finding.kept_at {

@@ -169,6 +169,11 @@ impl Interner {
         OVERFLOW
     }
 
+    /// Whether nobody holds the names for longer than `patience`.
+    pub fn answers(&self, patience: std::time::Duration) -> bool {
+        self.named.try_lock_for(patience).is_some()
+    }
+
     /// The frames of a stack, innermost first.
     pub fn stack(&self, id: u32) -> Vec<Place> {
         self.named.lock().tree.stack(id)

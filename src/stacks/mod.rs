@@ -32,6 +32,7 @@ mod user;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
 
@@ -144,6 +145,7 @@ static RULE: RwLock<user::Rule> = RwLock::new(user::Rule::new());
 /// Off until [`start`], and for good after [`disable`].
 static ON: AtomicBool = AtomicBool::new(false);
 static DISABLED: AtomicBool = AtomicBool::new(false);
+static NATIVE_UNNAMED: AtomicBool = AtomicBool::new(false);
 /// The Python of this process, once it was found.
 static PYTHON: OnceLock<Python> = OnceLock::new();
 static DEPTH: AtomicUsize = AtomicUsize::new(64);
@@ -263,6 +265,21 @@ fn name(python: Option<&Python>, frame: RawFrame) -> Name {
     }
 }
 
+/// Whether the frames of a stack can be had: nobody holds what that needs for longer than `patience`.
+pub fn answers(patience: Duration) -> bool {
+    INTERNER.answers(patience) && RULE.try_read_for(patience).is_some()
+}
+
+/// Whether the symbols of native frames can be had, likewise. (They need the loader's lock too, which cannot be tried.)
+pub fn native_answers(patience: Duration) -> bool {
+    native_symbols::answers(patience) && native_lines::answers(patience)
+}
+
+/// From now on native frames are shown by their addresses.
+pub fn leave_native_unnamed() {
+    NATIVE_UNNAMED.store(true, Ordering::Relaxed);
+}
+
 /// The frames of a stack, innermost first, with the symbols of native frames looked up now.
 pub fn frames(id: StackId) -> Vec<Frame> {
     if DISABLED.load(Ordering::Relaxed) {
@@ -276,6 +293,9 @@ pub fn frames(id: StackId) -> Vec<Frame> {
 /// The frames of a place: one, or several where the compiler has put functions into their caller.
 fn frames_of(rule: &user::Rule, place: Place) -> Vec<Frame> {
     let Place::Native { address } = place else { return vec![frame(rule, place)] };
+    if NATIVE_UNNAMED.load(Ordering::Relaxed) {
+        return vec![frame(rule, place)];
+    }
     let native_symbols::Symbol { file: object, function, at } = native_symbols::symbol(address);
     // Where Python is, the user's lines are Python's.
     let lines = PYTHON.get().is_none() && user::is_user_native(&object, &function);

@@ -30,6 +30,11 @@ pub struct Line {
     pub source: Option<(Arc<str>, u32)>,
 }
 
+/// Whether nobody holds what is known for longer than `patience`.
+pub fn answers(patience: std::time::Duration) -> bool {
+    KNOWN.try_lock_for(patience).is_some()
+}
+
 /// What lies at an address as the file's own tables name it (unrelocated): functions that were put into their
 /// caller first, then the one that the symbol table knows. Empty where nothing is known.
 pub fn lines(path: &Path, address: u64) -> Vec<Line> {

@@ -18,6 +18,7 @@ impl State {
         live.phase = now.phase.name().to_owned();
         live.steps = live.steps.max(u64::from(now.step));
         live.epoch = live.epoch.max(u64::from(now.epoch));
+        live.metrics = crate::attach::metrics::server::url().map(str::to_owned);
         live.seconds = self.began.elapsed().as_secs_f64();
         if let Some(host) = &self.host {
             look(host, cells, &mut live.devices);

@@ -7,8 +7,7 @@
 //! report. All signals are blocked here; Python's GIL is never taken.
 
 use super::{Ask, LONGEST_REQUEST, MOST_CELLS, MOST_SITES, folders, read_request, reply, socket_name};
-use crate::attach::peer;
-use crate::attach::{process, say, signal};
+use crate::attach::{descriptors, metrics, peer, process, say, signal};
 use serde_json::{Value, json};
 use std::fs::{self, DirBuilder};
 use std::io::{self, Read, Write};
@@ -64,7 +63,7 @@ extern "C" fn stop_at_exit() {
 }
 
 fn serve() {
-    let opened = own_descriptors().and_then(|()| open());
+    let opened = descriptors::of_this_thread().and_then(|()| open());
     let listener = match opened {
         Ok(listener) => listener,
         Err(why) => {
@@ -80,7 +79,7 @@ fn serve() {
     };
     let mut connections: Vec<Connection> = Vec::new();
     loop {
-        let mut watched = vec![watch(listener.as_raw_fd(), libc::POLLIN)];
+        let mut watched = vec![descriptors::watch(listener.as_raw_fd(), libc::POLLIN)];
         watched.extend(connections.iter().map(Connection::watch));
         // SAFETY: the array lives through the call.
         let ready = unsafe { libc::poll(watched.as_mut_ptr(), watched.len() as libc::nfds_t, 10_000) };
@@ -97,46 +96,6 @@ fn serve() {
             accept(&listener, &mut connections);
         }
     }
-}
-
-fn watch(fd: i32, events: i16) -> libc::pollfd {
-    libc::pollfd { fd, events, revents: 0 }
-}
-
-/// Gives this thread a table of descriptors of its own, with /dev/null as 0, 1 and 2.
-fn own_descriptors() -> Result<(), String> {
-    // SAFETY: the system call closes descriptors in a table that it first makes this thread's own; nothing
-    // of Rust's in this thread holds one.
-    let rc = unsafe { libc::syscall(libc::SYS_close_range, 0u32, u32::MAX, libc::CLOSE_RANGE_UNSHARE) };
-    if rc != 0 {
-        close_one_by_one()?;
-    }
-    for _ in 0..3 {
-        // SAFETY: a terminated path. The descriptor is the lowest free one, and stays open.
-        if unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) } < 0 {
-            return Err(format!("/dev/null cannot be opened ({})", io::Error::last_os_error()));
-        }
-    }
-    Ok(())
-}
-
-/// The same for kernels before 5.9.
-fn close_one_by_one() -> Result<(), String> {
-    // SAFETY: affects this thread's table of descriptors only.
-    if unsafe { libc::unshare(libc::CLONE_FILES) } != 0 {
-        return Err(format!(
-            "a thread may not have file descriptors of its own here ({})",
-            io::Error::last_os_error()
-        ));
-    }
-    let listed =
-        fs::read_dir("/proc/thread-self/fd").map_err(|error| format!("/proc is needed ({error})"))?;
-    let numbers: Vec<i32> = listed.flatten().filter_map(|e| e.file_name().to_str()?.parse().ok()).collect();
-    for number in numbers {
-        // SAFETY: in this thread's own table, where nothing of ours is open; the folder was just closed.
-        unsafe { libc::close(number) };
-    }
-    Ok(())
 }
 
 /// Makes the socket: aside, and renamed once it listens, so that nobody takes it for a dead one.
@@ -246,7 +205,10 @@ struct Connection {
 
 impl Connection {
     fn watch(&self) -> libc::pollfd {
-        watch(self.stream.as_raw_fd(), if self.output.is_empty() { libc::POLLIN } else { libc::POLLOUT })
+        descriptors::watch(
+            self.stream.as_raw_fd(),
+            if self.output.is_empty() { libc::POLLIN } else { libc::POLLOUT },
+        )
     }
 
     /// Sends and receives what can be without waiting.
@@ -260,7 +222,7 @@ impl Connection {
         match self.stream.read(&mut chunk) {
             Ok(0) => self.open = false,
             Ok(length) => self.input.extend_from_slice(&chunk[..length]),
-            Err(error) if waits(&error) => {}
+            Err(error) if descriptors::waits(&error) => {}
             Err(_) => self.open = false,
         }
         while let Some(end) =
@@ -290,17 +252,13 @@ impl Connection {
                     self.output.drain(..sent);
                     continue;
                 }
-                Err(error) if waits(&error) => {}
+                Err(error) if descriptors::waits(&error) => {}
                 Err(_) => self.open = false,
             }
             return;
         }
         self.open &= !self.last;
     }
-}
-
-fn waits(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
 /// Has the other thread do what is asked for, and waits for its answer.
@@ -322,6 +280,7 @@ fn answer_of(ask: Ask) -> Result<Value, String> {
             "pid": std::process::id(),
             "version": env!("CARGO_PKG_VERSION"),
             "mode": state.mode().word(),
+            "metrics": metrics::server::url(),
         })),
         Ask::Dump { folder } => {
             state.report_for(folder.as_deref()).map(|path| json!({"path": path.display().to_string()}))

@@ -54,6 +54,7 @@ impl Demo {
             every: None,
             focus: None,
             openmetrics: None,
+            openmetrics_listen: None,
             guard: false,
             quiet: false,
             command: vec![python.into_os_string(), script.into_os_string()],

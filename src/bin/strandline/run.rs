@@ -9,6 +9,7 @@ use std::ffi::OsString;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
+use strandline::attach::metrics::Listen;
 use strandline::attach::verdict;
 
 /// Where events come from.
@@ -45,6 +46,9 @@ pub struct Run {
     /// Keep metrics in FILE (OpenMetrics text, for node exporter's textfile collector)
     #[arg(long, value_name = "FILE")]
     pub openmetrics: Option<PathBuf>,
+    /// Answer a scraper at http://ADDR:PORT/metrics; only a port: on this host only; 0: any free port
+    #[arg(long, value_name = "[ADDR:]PORT")]
+    pub openmetrics_listen: Option<Listen>,
     /// Look for writes behind the end of blocks and to freed ones (host memory: --mode host)
     #[arg(long)]
     pub guard: bool,
@@ -83,8 +87,20 @@ impl Run {
         if let Some(library) = &self.focus {
             job.env("STRANDLINE_FOCUS", library);
         }
+        let mut settings = Vec::new();
         if let Some(file) = &self.openmetrics {
-            job.env("STRANDLINE_CONF", with_openmetrics(std::env::var_os("STRANDLINE_CONF"), file)?);
+            settings.push(openmetrics(file)?);
+        }
+        if let Some(listen) = &self.openmetrics_listen {
+            settings.push(format!("openmetrics_listen:{listen}"));
+        }
+        if !settings.is_empty() {
+            let mut conf = std::env::var_os("STRANDLINE_CONF").unwrap_or_default();
+            for setting in settings {
+                conf.push(",");
+                conf.push(setting);
+            }
+            job.env("STRANDLINE_CONF", conf);
         }
         // What a command around this one has said of its own job is not true of this one.
         for stale in ["STRANDLINE_JOB", "STRANDLINE_LAUNCHER", verdict::VARIABLE] {
@@ -136,19 +152,13 @@ fn preload(library: &std::path::Path) -> Result<OsString, String> {
     Ok(value)
 }
 
-/// The value of STRANDLINE_CONF with the metrics' file added.
-fn with_openmetrics(conf: Option<OsString>, file: &std::path::Path) -> Result<OsString, String> {
+/// The metrics' file as a setting of STRANDLINE_CONF.
+fn openmetrics(file: &std::path::Path) -> Result<String, String> {
     let file = std::path::absolute(file).map_err(|e| format!("--openmetrics {}: {e}", file.display()))?;
-    if file.to_str().is_none_or(|name| name.contains(',')) {
-        return Err(format!("--openmetrics {}: the name must be UTF-8 without a comma", file.display()));
+    match file.to_str() {
+        Some(name) if !name.contains(',') => Ok(format!("openmetrics:{name}")),
+        _ => Err(format!("--openmetrics {}: the name must be UTF-8 without a comma", file.display())),
     }
-    let mut value = conf.filter(|conf| !conf.is_empty()).unwrap_or_default();
-    if !value.is_empty() {
-        value.push(",");
-    }
-    value.push("openmetrics:");
-    value.push(file);
-    Ok(value)
 }
 
 fn could_not_start(name: &std::ffi::OsStr, error: &std::io::Error) -> ExitCode {

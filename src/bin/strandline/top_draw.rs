@@ -115,11 +115,12 @@ fn draw_header(frame: &mut Frame, area: Rect, app: &App, live: &Live, look: Look
         Span::raw(format!("  {}", live.command.join(" "))),
     ])];
     lines.push(Line::raw(format!(
-        "step {}  epoch {}  phase {}{speed}  up {}",
+        "step {}  epoch {}  phase {}{speed}  up {}{}",
         live.steps,
         live.epoch,
         live.phase,
-        units::duration(live.seconds)
+        units::duration(live.seconds),
+        live.metrics.as_ref().map_or_else(String::new, |url| format!("  metrics {url}"))
     )));
     if let Some(device) = app.device() {
         let more = live.devices.len();

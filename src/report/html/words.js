@@ -67,7 +67,7 @@ function findingCard(f) {
     }
     if (f.held_by && f.held_by.path) {
       row("held by", el("span", { class: "mono chain" }, f.held_by.path.split(" > ").flatMap((link, at) => at ? [el("b", {}, " › "), link] : [link])));
-    } else row("held by", "C++ or unknown (no Python object was found)");
+    } else row("held by", f.holder_note || "C++ or unknown (no Python object was found)");
     if (f.kept_at) row("kept alive at", el("span", { class: "mono", title: f.kept_at.file }, `${base(f.kept_at.file)}:${f.kept_at.line}`), el("code", { class: "code" }, f.kept_at.code.trim()));
   }
   row("fix", el("span", { class: "fix", style: "display:inline-block" }, f.fix));
