@@ -17,6 +17,7 @@ mod report;
 use super::semaphore::Semaphore;
 use super::{process, say, signal};
 use std::sync::OnceLock;
+use std::time::Duration;
 
 /// How long the death of the job may be put off for its report.
 pub const LIMIT_SECONDS: i64 = 5;
@@ -39,7 +40,19 @@ pub fn start() -> Result<(), String> {
     Ok(())
 }
 
+/// Has the things made that this thread needs once and the loader's lock is taken for (thread-locals with a destructor):
+/// a thread that crashes while a library is loaded holds that lock.
+fn make_ready() {
+    // Locked by this very thread, so that it is waited for.
+    let lock = parking_lot::Mutex::new(());
+    let _held = lock.lock();
+    let _ = lock.try_lock_for(Duration::from_micros(1));
+    let (_sender, receiver) = std::sync::mpsc::sync_channel::<()>(1);
+    let _ = receiver.recv_timeout(Duration::from_micros(1));
+}
+
 fn wait() {
+    make_ready();
     handler::this_thread_writes();
     loop {
         CRASHED.wait();

@@ -22,6 +22,8 @@ const ANOTHER_REPORT: Duration = Duration::from_millis(1000);
 const PATIENCE: Duration = Duration::from_millis(250);
 
 const NOT_SEARCHED: &str = "unknown: the job crashed before it was looked for";
+const FIX: &str =
+    "look for what keeps the blocks that this line allocates; a run that does not crash names it";
 
 /// Symbols where the names of stacks are not to be had.
 struct NoNames;
@@ -143,6 +145,7 @@ impl State {
             let searched = |at: &usize| judge.cases()[*at].answer.is_some();
             if found.is_some_and(|found| !found.cases.is_empty() && !found.cases.iter().any(searched)) {
                 finding.holder_note = NOT_SEARCHED.to_owned();
+                finding.fix = FIX.to_owned();
             }
         }
         (report, fresh)
