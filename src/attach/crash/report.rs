@@ -14,6 +14,8 @@ use crate::ledger::{Clock, Frame, Judge, Symbols};
 use crate::report::model::{self, Remark};
 use crate::report::{self, Report};
 use crate::stacks;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// How long a report that is being written is waited for …
@@ -45,7 +47,7 @@ impl State {
         let mut left_out = Vec::new();
         // Files are written aside, each under a name of its own: two reports at a time do each other no harm.
         let writing = self.outcome.writing.try_lock_for(ANOTHER_REPORT);
-        if self.outcome.told.load(std::sync::atomic::Ordering::SeqCst) {
+        if self.outcome.told.load(Ordering::SeqCst) {
             return;
         }
         if writing.is_none() {
@@ -155,16 +157,23 @@ impl State {
 /// Whether the symbols of native frames can be had: the loader's lock is among what they need, which a thread holds that
 /// crashes while a library is loaded. Another thread tries.
 fn native_names_can_be_had() -> bool {
-    let (answer, answered) = std::sync::mpsc::sync_channel(1);
+    // No channel: waiting for one needs a thread-local, which the loader's lock is taken for as well.
+    let (answer, mut left) = (Arc::new(AtomicBool::new(false)), 2 * PATIENCE);
+    let answered = answer.clone();
     signal::submit(Box::new(move || {
         // SAFETY: an all-zero Dl_info is valid; the address is that of a function here.
         unsafe {
             let mut info: libc::Dl_info = std::mem::zeroed();
             libc::dladdr(native_names_can_be_had as *const libc::c_void, &raw mut info);
         }
-        let _ = answer.try_send(());
+        answer.store(true, Ordering::Release);
     }));
-    stacks::native_answers(PATIENCE) && answered.recv_timeout(2 * PATIENCE).is_ok()
+    while !answered.load(Ordering::Acquire) && !left.is_zero() {
+        let pause = left.min(Duration::from_millis(2));
+        std::thread::sleep(pause);
+        left -= pause;
+    }
+    answered.load(Ordering::Acquire) && stacks::native_answers(PATIENCE)
 }
 
 fn described(crash: &Crash, left_out: Vec<String>) -> model::Crash {
