@@ -23,7 +23,8 @@ def test_every_class_has_a_heading():
 
 def test_every_reason_has_an_anchor():
     # The kinds of stack frames are no reasons.
-    reasons = named("src", r'kind: "([a-z-]+)"', "rs") - {"python", "native"}
+    # A crash is a note, with a heading of its own.
+    reasons = named("src", r'kind: "([a-z-]+)"', "rs") - {"python", "native", "crash"}
     reasons |= named("src/report", r'^\s+\(?"([a-z]+-[a-z-]+)",', "rs") | named(
         "src/ledger", r'note\(\s*"([a-z]+)"', "rs"
     )
@@ -47,6 +48,7 @@ def test_every_reason_has_an_anchor():
     } <= reasons
     missing = {reason for reason in reasons if f'<a id="{reason}"></a>`{reason}`' not in DOC}
     assert not missing
+    assert "\n### crash\n" in DOC
 
 
 def test_every_note_is_explained():
