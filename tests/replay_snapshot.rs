@@ -125,6 +125,7 @@ fn foreign_files_are_named() {
             b"{\"traceEvents\": []}",
             "is not a snapshot: it is JSON (a profiler's trace?), not a memory snapshot",
         ),
+        (b"[1, 2, 3]", "is not a snapshot: it is JSON (a list), not a memory snapshot"),
         (
             b"<!DOCTYPE html>",
             "is not a snapshot: it is HTML (a memory_viz page?); give the pickle that it was made from",

@@ -197,7 +197,7 @@ def test_wrong_markers_are_refused(run):
         def test_growth(): pass
         @pytest.mark.strandline(steps=2)
         def test_steps(): pass
-        @pytest.mark.strandline(cheese=2)
+        @pytest.mark.strandline(max_grwth="0 B/step")
         def test_name(): pass
         class TestOld(unittest.TestCase):
             @pytest.mark.strandline
@@ -207,8 +207,10 @@ def test_wrong_markers_are_refused(run):
         """,
     )
     assert done.returncode == 1 and "Traceback" not in done.stdout
-    for part in ('"0 B/step"', "at least 5", "cheese", "unittest.TestCase", "coroutine"):
+    named = "strandline(max_growth='0 B/step', steps=20, warmup=3): got an unexpected keyword argument 'max_grwth'"
+    for part in ('"0 B/step"', "at least 5", named, "unittest.TestCase", "coroutine"):
         assert part in done.stdout, (part, done.stdout)
+    assert "limit()" not in done.stdout
     assert "PASSED" not in results.values()
 
 

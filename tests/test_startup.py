@@ -85,6 +85,29 @@ def test_misspelt_settings_are_named_and_the_job_runs_on(jobs, python):
         assert len(re.findall(said, done.err)) == 1, (said, done.err)
 
 
+def test_the_command_takes_its_mode_from_the_environment_and_refuses_a_wrong_one(jobs, python):
+    script = jobs.script("print('ran')")
+    command = [COMMAND, "run", "--out", jobs.out, "--", python, script]
+    done = jobs.bare(*command, env={"STRANDLINE_MODE": "hots"})
+    assert (done.code, done.out) == (2, ""), "the job did not begin"
+    assert lines(done) == [
+        "strandline: STRANDLINE_MODE: there is no mode 'hots' (did you mean host?); the modes: auto, heap, observer, "
+        "host, off"
+    ]
+    leaks = jobs.script(train())
+    done = jobs.bare(COMMAND, "run", "--out", jobs.out, "--", python, leaks, env={"STRANDLINE_MODE": "off"})
+    assert (done.code, lines(done)) == (0, []), "what the environment says counts"
+    given = [COMMAND, "run", "--mode", "host", "--out", jobs.out, "--", python, leaks]
+    done = jobs.bare(*given, env={"STRANDLINE_MODE": "hots"})
+    assert done.code == 0 and done.report["run"]["mode"] == "host", "the option counts more"
+
+
+def test_a_command_within_a_job_speaks_for_its_own_job_alone(jobs, python):
+    inner = [str(COMMAND), "run", "--fail-on-leak", "--out", str(jobs.out), "--", str(python), "-c", "pass"]
+    done = jobs.bare(COMMAND, "run", "--fail-on-leak", "--out", jobs.out, "--", *inner)
+    assert done.code == 0 and done.err.count("nothing was watched") == 1, done.err
+
+
 @pytest.mark.parametrize("mode", ["heap", "observer"])
 def test_a_mode_for_a_gpu_says_what_it_does_without_one(jobs, python, mode):
     command = [COMMAND, "run", "--mode", mode, "--out", jobs.out, "--", python, jobs.script(train())]

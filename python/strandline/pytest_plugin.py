@@ -45,6 +45,9 @@ class Limit(NamedTuple):
     warmup: int
 
 
+_ARGUMENTS = "max_growth='0 B/step', steps=20, warmup=3"
+
+
 def limit(max_growth: Any = "0 B/step", steps: int = 20, warmup: int = 3) -> Limit:
     """Reads the arguments of the marker; ValueError says what is wrong with them."""
     if isinstance(max_growth, (int, float)) and not isinstance(max_growth, bool):
@@ -91,7 +94,7 @@ def pytest_addoption(parser: Any) -> None:
 def pytest_configure(config: Any) -> None:
     config.addinivalue_line(
         "markers",
-        "strandline(max_growth='0 B/step', steps=20, warmup=3): call the test again and again and fail if memory "
+        f"strandline({_ARGUMENTS}): call the test again and again and fail if memory "
         "that it allocates stays behind",
     )
 
@@ -163,8 +166,12 @@ def _fail(text: str) -> NoReturn:
 
 def _limit_of(marker: Any) -> Limit:
     try:
+        inspect.signature(limit).bind(*marker.args, **marker.kwargs)
+    except TypeError as wrong:
+        _fail(f"pytest.mark.strandline({_ARGUMENTS}): {wrong}")
+    try:
         return limit(*marker.args, **marker.kwargs)
-    except (TypeError, ValueError) as wrong:
+    except ValueError as wrong:
         _fail(f"pytest.mark.strandline: {wrong}")
 
 

@@ -84,12 +84,15 @@ fn asked() -> Asked {
         known if known == Asked::Observe as u8 => Asked::Observe,
         known if known == Asked::Serve as u8 => Asked::Serve,
         _ => {
-            let (mode, fault) = options::mode_word(&std::env::var("STRANDLINE_MODE").unwrap_or_default());
+            let word = options::mode_word(&std::env::var("STRANDLINE_MODE").unwrap_or_default());
             // In a program with Python, its side says so.
-            if let Some(fault) = fault.filter(|_| python_boot::symbol(c"Py_IsInitialized").is_none()) {
+            if let Err(fault) = &word
+                && python_boot::symbol(c"Py_IsInitialized").is_none()
+            {
                 static SAID: AtomicBool = AtomicBool::new(false);
-                say_once(&SAID, format_args!("STRANDLINE_MODE: {fault}"));
+                say_once(&SAID, format_args!("STRANDLINE_MODE: {fault}; auto is used"));
             }
+            let mode = word.unwrap_or("auto");
             let asked = read(mode, Conf::of_this_process().serve_cuda);
             ASKED.store(asked as u8, Ordering::Relaxed);
             asked

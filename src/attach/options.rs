@@ -158,19 +158,19 @@ fn unknown(name: &str) -> Option<String> {
     })
 }
 
-/// `STRANDLINE_MODE` as a word that is a mode, or `auto`; and what there is to say where it was neither.
-pub fn mode_word(text: &str) -> (&'static str, Option<String>) {
+/// `STRANDLINE_MODE` as a word that is a mode, or `auto`, or nothing; else what there is to say of it.
+pub fn mode_word(text: &str) -> Result<&'static str, String> {
     const WORDS: [&str; 5] = ["auto", "heap", "observer", "host", "off"];
     let text = text.trim();
     if text.is_empty() {
-        return ("", None);
+        return Ok("");
     }
     if let Some(word) = WORDS.into_iter().find(|word| text.eq_ignore_ascii_case(word)) {
-        return (word, None);
+        return Ok(word);
     }
     let meant =
         spelling::nearest(text, WORDS).map_or(String::new(), |word| format!(" (did you mean {word}?)"));
-    ("auto", Some(format!("there is no mode '{text}'{meant}; the modes: {}; auto is used", WORDS.join(", "))))
+    Err(format!("there is no mode '{text}'{meant}; the modes: {}", WORDS.join(", ")))
 }
 
 /// A signal by name or number; 0 for `none`.
@@ -267,14 +267,10 @@ mod tests {
 
     #[test]
     fn a_mode_is_a_word_in_any_case_and_others_are_named() {
-        assert_eq!(mode_word(""), ("", None));
-        assert_eq!(mode_word(" Heap "), ("heap", None));
-        let (word, said) = mode_word("hoost");
-        assert_eq!(word, "auto");
-        assert!(said.is_some_and(|said| said.contains("'hoost' (did you mean host?)")));
-        assert!(
-            mode_word("gpu-please").1.is_some_and(|said| said.contains("auto, heap, observer, host, off"))
-        );
+        assert_eq!(mode_word(""), Ok(""));
+        assert_eq!(mode_word(" Heap "), Ok("heap"));
+        assert!(mode_word("hoost").is_err_and(|said| said.contains("'hoost' (did you mean host?)")));
+        assert!(mode_word("gpu-please").is_err_and(|said| said.contains("auto, heap, observer, host, off")));
     }
 
     #[test]

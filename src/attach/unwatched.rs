@@ -21,9 +21,13 @@ fn leaving() {
     if outcome::asked_to_run() != Some(true) || process::was_started() || python_boot::torch_was_seen() {
         return;
     }
+    // A command within the job watches a job of its own, which says so itself.
+    if std::env::current_exe().is_ok_and(|exe| exe.file_name().is_some_and(|name| name == "strandline")) {
+        return;
+    }
     let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
     let mode = variable("STRANDLINE_MODE").unwrap_or_default();
-    let (mode, _) = options::mode_word(&mode.to_string_lossy());
+    let mode = options::mode_word(&mode.to_string_lossy()).unwrap_or("auto");
     if mode == "off" || variable("STRANDLINE_QUIET").is_some_and(|quiet| quiet != "0") {
         return;
     }

@@ -19,6 +19,7 @@ const FOREIGN: &[(&[u8], &str)] = &[
     (b"BZh", "it is compressed by bzip2; decompress it first (bzip2 -d)"),
     (b"\x7fELF", "it is a program"),
     (b"{", "it is JSON (a profiler's trace?), not a memory snapshot"),
+    (b"[", "it is JSON (a list), not a memory snapshot"),
     (b"<", "it is HTML (a memory_viz page?); give the pickle that it was made from"),
 ];
 

@@ -48,7 +48,7 @@ impl Demo {
         std::fs::write(&script, SCRIPT).map_err(|e| format!("{}: {e}", script.display()))?;
         eprintln!("strandline: running {} (a job with a leak)\n", script.display());
         run::Run {
-            mode: self.mode,
+            mode: Some(self.mode),
             out: self.out,
             fail_on_leak: false,
             every: None,

@@ -10,7 +10,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use strandline::attach::metrics::Listen;
-use strandline::attach::verdict;
+use strandline::attach::{options, verdict};
 
 /// Where events come from.
 #[derive(Clone, Copy, ValueEnum)]
@@ -28,9 +28,9 @@ pub enum Mode {
 /// Arguments of `strandline run`.
 #[derive(Args)]
 pub struct Run {
-    /// Where events come from
-    #[arg(long, value_enum, default_value = "auto")]
-    pub mode: Mode,
+    /// Where events come from (default: what STRANDLINE_MODE says, else auto)
+    #[arg(long, value_enum)]
+    pub mode: Option<Mode>,
     /// Folder for the reports
     #[arg(long, value_name = "DIR", default_value = "strandline-out")]
     pub out: PathBuf,
@@ -63,6 +63,7 @@ pub struct Run {
 impl Run {
     /// Runs the job.
     pub fn run(self) -> Result<ExitCode, String> {
+        let mode = self.mode()?;
         let library = paths::library()?;
         let name = self.command.first().ok_or("no job was given")?;
         let Some(program) = paths::program(name) else {
@@ -73,7 +74,6 @@ impl Run {
         let mut job = Command::new(program);
         job.arg0(name).args(&self.command[1..]);
         job.env("LD_PRELOAD", preload(&library)?).env("STRANDLINE_OUT", &out);
-        let mode = self.mode.to_possible_value().map(|v| v.get_name().to_owned()).unwrap_or_default();
         job.env("STRANDLINE_MODE", mode);
         if self.guard {
             job.env("STRANDLINE_GUARD", "1");
@@ -132,6 +132,19 @@ impl Run {
             }
             other => Ok(ExitCode::from(other.unwrap_or(1) as u8)),
         }
+    }
+}
+
+impl Run {
+    /// The word of the mode: what was given, else what the environment says, which is an error where it is no mode.
+    fn mode(&self) -> Result<String, String> {
+        if let Some(word) = self.mode.and_then(|mode| mode.to_possible_value()) {
+            return Ok(word.get_name().to_owned());
+        }
+        let asked = std::env::var_os("STRANDLINE_MODE").unwrap_or_default();
+        let word = options::mode_word(&asked.to_string_lossy());
+        word.map(|word| if word.is_empty() { "auto" } else { word }.to_owned())
+            .map_err(|fault| format!("STRANDLINE_MODE: {fault}"))
     }
 }
 
