@@ -150,7 +150,8 @@ fn traces() {
         .collect();
     paths.sort();
     println!(
-        "{:24} {:>10} {:>10} {:>10}   driver calls per step (last third), and ms in all: strandline, native, expandable",
+        "{:24} {:>10} {:>10} {:>10}   driver calls per step (last third), and ms in all: strandline, native, \
+         expandable",
         "reserved ÷ requested", "strandline", "native", "expandable"
     );
     for path in paths {

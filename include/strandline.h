@@ -100,6 +100,11 @@ int strandline_epoch(void);
  * STRANDLINE_EINACTIVE. The phase is that of the process, not of the thread. */
 int strandline_phase(int phase);
 
+/* The number of the phase of this name, for strandline_phase: one of STRANDLINE_PHASE_* for their names, else one of
+ * the program's own, which reports show by its name. A program may name 32; those beyond are
+ * STRANDLINE_PHASE_OTHER. STRANDLINE_EINVAL for a name that is empty or not UTF-8, or STRANDLINE_EINACTIVE. */
+int strandline_phase_of(const char *name);
+
 /* A server's request begins and ends on the calling thread. The end of the outermost request of a thread is
  * a step: blocks that outlive many requests and accumulate are findings, in whatever order requests overlap.
  * _begin returns how many requests this thread is in (1: the outermost); _end returns how many are left, or

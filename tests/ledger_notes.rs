@@ -103,7 +103,7 @@ fn growth_that_is_undecided_says_what_decides() {
     assert!(report.findings.is_empty());
     let [open] = report.undecided.as_slice() else { panic!("{:?}", report.undecided) };
     assert!(open.what.contains("3 times") && open.decides.contains("4 times decide"), "{open:?}");
-    assert!(report.reason.contains("1 growth undecided"), "{}", report.reason);
+    assert!(report.reason.starts_with("no leak in 100 steps; 1 growth undecided: "), "{}", report.reason);
     let shown = text::report(&report, Colour::Never);
     assert!(shown.contains("\nundecided\n"), "{shown}");
     // A program without growth has no such line.
@@ -128,4 +128,157 @@ fn phases_add_up_and_a_leak_frees_too_little() {
     let shown = text::report(&report, Colour::Never);
     assert!(shown.contains("frees too little"), "{shown}");
     assert!(shown.contains("trend: allocated +1.0 MiB/step"), "{shown}");
+}
+
+#[test]
+fn what_came_and_stayed_is_never_nothing() {
+    // Parameters of a net that grows, excused by who knows them.
+    let mut job = Job::new(1);
+    job.python = Some(Box::new(|_| innocent("parameter: the weight of blocks.1")));
+    for step in 0..84 {
+        if step % 12 == 11 {
+            job.leak(SITE, 1 << 20);
+        }
+        job.train(ACT);
+    }
+    job.end(vec![]);
+    let reason = job.report().reason;
+    assert!(reason.starts_with("no leak in 84 steps; "), "{reason}");
+    assert!(
+        reason.contains("stayed (train.py:900) and is no leak: parameter: the weight of blocks.1"),
+        "{reason}"
+    );
+    // A single small thing that nobody judged.
+    let mut job = Job::new(1);
+    for step in 0..84 {
+        if step == 40 {
+            job.leak(SITE, 400 << 10);
+        }
+        job.train(ACT);
+    }
+    job.end(vec![]);
+    let reason = job.report().reason;
+    assert!(reason.contains("400.0 KiB that came after step 20 stayed (train.py:900)"), "{reason}");
+    assert!(reason.contains("it came once, in step 40"), "{reason}");
+}
+
+#[test]
+fn nothing_is_said_to_stay_that_takes_the_place_of_another_or_comes_and_goes() {
+    let mut plain = Job::new(1);
+    (0..200).for_each(|_| plain.train(ACT));
+    assert_eq!(plain.report().reason, "nothing accumulated in 200 steps");
+    let mut job = Job::new(1);
+    let mut kept = Vec::new();
+    let mut state: Vec<Block> = (0..12).map(|_| job.alloc(SITE + 1, 1 << 20)).collect();
+    for step in 0..200 {
+        if step % 40 == 39 {
+            kept.drain(..).for_each(|block| job.free(block));
+        }
+        kept.push(job.alloc(SITE, 64 << 10));
+        if step == 92 {
+            let restored: Vec<Block> = (0..12).map(|_| job.alloc(SITE + 2, 1 << 20)).collect();
+            std::mem::replace(&mut state, restored).into_iter().for_each(|block| job.free(block));
+        }
+        job.train(ACT);
+    }
+    assert_eq!(job.report().reason, "nothing accumulated in 200 steps");
+}
+
+#[test]
+fn few_events_at_no_rhythm_are_undecided() {
+    let mut job = Job::new(1);
+    for step in 0..100 {
+        if [31, 35, 62, 90].contains(&step) {
+            job.leak(SITE, 256 << 10);
+        }
+        job.train(ACT);
+    }
+    job.end(vec![]);
+    let report = job.report();
+    assert!(report.findings.is_empty());
+    let [open] = report.undecided.as_slice() else { panic!("{:?}", report.undecided) };
+    assert!(open.what.starts_with("4 times in 100 steps") && open.what.contains("step 90"), "{open:?}");
+    assert_eq!(open.decides, "5 times decide it: 1 more");
+    assert!(report.reason.starts_with("no leak in 100 steps; 1 growth undecided: train.py:900, 4 times"));
+}
+
+#[test]
+fn what_two_alternating_optimizers_use_is_not_undecided() {
+    for steps in 100..106 {
+        let mut job = Job::new(1);
+        let mut fake: Option<Block> = None;
+        for step in 0..steps {
+            if step % 3 == 0 {
+                let next = job.alloc(SITE, 1 << 20);
+                if let Some(old) = fake.replace(next) {
+                    job.free(old);
+                }
+            }
+            job.train(ACT);
+        }
+        assert_eq!(job.report().reason, format!("nothing accumulated in {steps} steps"));
+    }
+}
+
+#[test]
+fn what_a_step_does_besides_is_no_large_input() {
+    let mut job = Job::new(1);
+    for step in 0..150 {
+        if step % 50 == 49 {
+            let joined = job.alloc(SITE, 64 << 20);
+            job.free(joined);
+        }
+        job.train(ACT);
+    }
+    let notes = job.report().not_leaks;
+    let note = notes.iter().find(|note| note.kind == "other-work").unwrap_or_else(|| panic!("{notes:?}"));
+    assert_eq!(note.allocated_at.as_ref().map(|at| at.line), Some(SITE));
+    assert!(notes.iter().all(|note| note.kind != "largest-input"));
+}
+
+#[test]
+fn records_at_equal_distances_do_not_become_rarer() {
+    let notes = |sizes: &dyn Fn(u64) -> u64| {
+        let mut job = Job::new(1);
+        (0..100).for_each(|step| job.train(ACT * sizes(step)));
+        let notes = job.report().not_leaks;
+        notes.into_iter().find(|note| note.kind == "largest-input").map(|note| note.what).unwrap_or_default()
+    };
+    let what = notes(&|step| 1 << (step / 20));
+    assert!(what.contains("rose 4 times, to"), "{what}");
+    let what = notes(&|step| if [4, 8, 13, 21].contains(&step) { step } else { 1 });
+    assert!(what.contains("ever more rarely"), "{what}");
+}
+
+#[test]
+fn a_program_that_does_ever_more_has_no_larger_input() {
+    let mut job = Job::new(1);
+    for step in 0..160u64 {
+        for layer in 0..1 + step / 4 {
+            let blocks: Vec<Block> = (0..6).map(|site| job.alloc(SITE + site, ACT + layer % 2)).collect();
+            blocks.into_iter().for_each(|block| job.free(block));
+        }
+        job.step();
+    }
+    let said = kinds(&job);
+    assert!(said.contains(&"growing-work".to_owned()), "{said:?}");
+    assert!(!said.contains(&"growing-input".to_owned()), "{said:?}");
+}
+
+#[test]
+fn phases_of_the_programs_own_are_shown_by_name() {
+    let mut job = Job::new(1);
+    let rollout = job.clock.phase_of("rollout").unwrap();
+    for _ in 0..80 {
+        job.clock.enter(rollout);
+        job.leak(SITE, 1 << 20);
+        job.train(ACT);
+    }
+    let report = job.report();
+    assert_eq!(report.findings[0].phase, "rollout");
+    let phase = report.devices[0].phases.iter().find(|phase| phase.phase == "rollout").unwrap();
+    assert!(phase.live_bytes >= 80 << 20 && phase.recent_allocated > 0, "{phase:?}");
+    assert!(report.sites.iter().any(|site| site.phase == "rollout"));
+    let shown = text::report(&report, Colour::Never);
+    assert!(shown.contains("\n  rollout "), "{shown}");
 }

@@ -286,6 +286,10 @@ int main(void) {
 
     assert(strandline_phase(STRANDLINE_PHASE_BACKWARD) == STRANDLINE_PHASE_OTHER);
     assert(strandline_phase(99) == STRANDLINE_EINVAL && strandline_epoch() == 0);
+    assert(strandline_phase_of("backward") == STRANDLINE_PHASE_BACKWARD && strandline_phase_of("") == STRANDLINE_EINVAL);
+    int rollout = strandline_phase_of("rollout");
+    assert(rollout > STRANDLINE_PHASE_VALIDATION && strandline_phase_of("rollout") == rollout);
+    assert(strandline_phase(rollout) == STRANDLINE_PHASE_BACKWARD && strandline_phase(0) == rollout);
     assert(strandline_request_end() == STRANDLINE_EINVAL);
     assert(strandline_request_begin() == 1 && strandline_request_begin() == 2);
     assert(strandline_request_end() == 1 && strandline_request_end() == 0);

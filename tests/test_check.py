@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import re
 import subprocess
 import xml.etree.ElementTree as ET
 
@@ -362,3 +363,19 @@ def test_merge_of_equal_ranks_finds_no_skew(write, tmp_path):
     one = copy.deepcopy(report())
     write(one, "alone/rank0-1")
     assert strandline("merge", tmp_path / "alone")[0] == 0
+
+
+def test_live_bytes_are_those_of_the_last_step_or_said_to_be_unknown(write, tmp_path):
+    ended, nothing = report(), report(rank=1, world=2)
+    ended["devices"][0]["series"] = [
+        {"step": 39, "allocated": 7 * MIB, "reserved": 8 * MIB, "active": 0, "peak": 0}
+    ]
+    a, b = write(ended, "rank0-1"), write(nothing, "rank1-1")
+    _, out, _ = strandline("merge", tmp_path)
+    assert re.search(r"0 +host +clean +40 +7\.0 MiB", out) and re.search(
+        r"1 +host +clean +40 +unknown", out
+    ), out
+    _, out, _ = strandline("diff", a, b)
+    assert re.search(r"host live +7\.0 MiB +unknown\n", out), out
+    told = json.loads(strandline("merge", "--json", tmp_path)[1])
+    assert [rank["live_bytes"] for rank in told["ranks"]] == [7 * MIB, None]

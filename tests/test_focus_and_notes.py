@@ -105,6 +105,22 @@ def test_tables_of_phases_and_of_the_run(jobs, python):
     assert "docs/findings.md" in text
 
 
+def test_a_phase_of_the_jobs_own_is_shown_by_its_name(jobs, python):
+    body = """
+import strandline
+for _ in range(60):
+    with strandline.phase("rollout"):
+        net(torch.randn(64, 8))
+    update()
+"""
+    done = jobs.run(python, jobs.script(HEAD + body))
+    assert done.code == 0, done.err
+    (device,) = done.report["devices"]
+    phases = {phase["phase"]: phase for phase in device["phases"]}
+    assert phases["rollout"]["recent_allocated"] > 0, phases
+    assert re.search(r"\n  rollout +", next(done.folder.rglob("report.txt")).read_text())
+
+
 def test_force_cleanup_tells_the_three_apart(jobs, python):
     body = """
 class Cycle:

@@ -76,7 +76,8 @@ class phase:
     """`phase("validation")` enters a phase; `with phase("validation"):` also leaves it.
 
     Reports know the phases forward ("train" is the same), backward, optimizer, validation ("eval", "test") and
-    other; what happens in a phase of any other name is counted under "other".
+    other; a phase of any other name is shown by that name. A program may name 32; what happens in those beyond is
+    counted under "other".
     """
 
     def __init__(self, name: str) -> None:
@@ -84,8 +85,11 @@ class phase:
 
         clock = _running()
         self._enter = clock.library.phase if clock is not None else None
-        number = _library.PHASES.get(str(name).strip().lower(), _library.OTHER)
-        self._before = self._enter(number) if self._enter is not None else 0
+        self._before = 0
+        if clock is not None:
+            word = str(name).strip()
+            number = _library.PHASES.get(word.lower())
+            self._before = clock.library.phase(clock.library.phase_of(word) if number is None else number)
 
     def __enter__(self) -> "phase":
         return self

@@ -42,6 +42,7 @@ _SIGNATURES = {
     "strandline_step": (ctypes.c_int, []),
     "strandline_epoch": (ctypes.c_int, []),
     "strandline_phase": (ctypes.c_int, [ctypes.c_int]),
+    "strandline_phase_of": (ctypes.c_int, [ctypes.c_char_p]),
     "strandline_candidates": (ctypes.c_size_t, [ctypes.c_void_p, ctypes.c_size_t]),
     "strandline_explain": (ctypes.c_int, [ctypes.c_uint64, ctypes.c_char_p]),
     "strandline_collecting": (ctypes.c_int, [ctypes.c_int]),
@@ -90,6 +91,10 @@ class Library:
     def start(self, mode: int, options: Optional[Dict[str, Any]] = None) -> int:
         text = json.dumps(options).encode() if options else None
         return int(self._functions["start"](mode, text))
+
+    def phase_of(self, name: str) -> int:
+        """The number of a phase of the program's own."""
+        return int(self._functions["phase_of"](name.encode("utf-8", "replace").replace(b"\0", b"?")))
 
     def candidates(self) -> List[Dict[str, Any]]:
         found = self._json("candidates")

@@ -161,6 +161,19 @@ pub extern "C" fn strandline_phase(phase: c_int) -> c_int {
 /// See `strandline.h`.
 ///
 /// # Safety
+/// `name` is null or a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn strandline_phase_of(name: *const c_char) -> c_int {
+    // SAFETY: the caller's contract.
+    let Some(name) = unsafe { text(name) }.filter(|name| !name.trim().is_empty()) else {
+        return STRANDLINE_EINVAL;
+    };
+    active(|state| state.phase_of(name))
+}
+
+/// See `strandline.h`.
+///
+/// # Safety
 /// `buffer` has room for `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn strandline_candidates(buffer: *mut c_char, size: usize) -> usize {
@@ -302,6 +315,8 @@ const _: () = {
     let _ = [header::strandline_step as unsafe extern "C" fn() -> c_int, strandline_step];
     let _ = [header::strandline_epoch as unsafe extern "C" fn() -> c_int, strandline_epoch];
     let _ = [header::strandline_phase as unsafe extern "C" fn(c_int) -> c_int, strandline_phase];
+    let _ =
+        [header::strandline_phase_of as unsafe extern "C" fn(*const c_char) -> c_int, strandline_phase_of];
     let _ = [
         header::strandline_candidates as unsafe extern "C" fn(*mut c_char, usize) -> usize,
         strandline_candidates,

@@ -53,6 +53,9 @@ unsafe extern "C" {
     pub fn strandline_phase(phase: ::std::os::raw::c_int) -> ::std::os::raw::c_int;
 }
 unsafe extern "C" {
+    pub fn strandline_phase_of(name: *const ::std::os::raw::c_char) -> ::std::os::raw::c_int;
+}
+unsafe extern "C" {
     pub fn strandline_request_begin() -> ::std::os::raw::c_int;
 }
 unsafe extern "C" {

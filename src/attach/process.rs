@@ -420,7 +420,12 @@ impl State {
     /// Enters a phase; returns the one that was in force, or nothing for a number that is no phase.
     pub fn phase(&self, phase: i32) -> Option<i32> {
         let phase = u32::try_from(phase).ok().and_then(Phase::from_number)?;
-        Some(self.clock.enter(phase) as i32)
+        Some(self.clock.enter(phase).number() as i32)
+    }
+
+    /// The number of the phase of a name; that of "other" where the program has named too many.
+    pub fn phase_of(&self, name: &str) -> i32 {
+        self.clock.phase_of(name).unwrap_or_default().number() as i32
     }
 
     /// The candidates as JSON: taken from the judge once, kept until they were fetched whole.

@@ -4,7 +4,7 @@
 //! Invariant: counters are exact; born and died are O(1) and do not allocate once a site is known; at a
 //! step boundary only sites that changed are visited; memory is bounded by [`MAX_SITES`] sites.
 
-use super::clock::{Now, PHASES, Phase};
+use super::clock::{Now, PHASE_NUMBERS, Phase};
 use super::device::{Boundary, DeviceBooks, Sample};
 use super::site::Site;
 use super::tag::Tag;
@@ -32,9 +32,9 @@ pub struct Accounts {
     /// The highest live bytes since the last boundary.
     peak: u64,
     young: [u64; YOUNG],
-    phase_live: [u64; PHASES.len()],
-    phase_born: [u64; PHASES.len()],
-    phase_freed: [u64; PHASES.len()],
+    phase_live: [u64; PHASE_NUMBERS],
+    phase_born: [u64; PHASE_NUMBERS],
+    phase_freed: [u64; PHASE_NUMBERS],
     /// The phase in which `peak` was reached.
     peak_phase: Phase,
     blocks_born: u64,
@@ -57,9 +57,9 @@ impl Accounts {
             live_bytes: 0,
             peak: 0,
             young: [0; YOUNG],
-            phase_live: [0; PHASES.len()],
-            phase_born: [0; PHASES.len()],
-            phase_freed: [0; PHASES.len()],
+            phase_live: [0; PHASE_NUMBERS],
+            phase_born: [0; PHASE_NUMBERS],
+            phase_freed: [0; PHASE_NUMBERS],
             peak_phase: Phase::Other,
             blocks_born: 0,
             blocks_freed: 0,
@@ -95,8 +95,8 @@ impl Accounts {
             (self.peak, self.peak_phase) = (self.live_bytes, now.phase);
         }
         self.young[self.step as usize % YOUNG] += requested;
-        self.phase_live[now.phase as usize] += requested;
-        self.phase_born[now.phase as usize] += requested;
+        self.phase_live[now.phase.number()] += requested;
+        self.phase_born[now.phase.number()] += requested;
         Tag::new(site, self.serial, Now { step: self.step, ..now })
     }
 
@@ -120,8 +120,8 @@ impl Accounts {
             *young = young.saturating_sub(requested);
         }
         self.blocks_freed += 1;
-        self.phase_freed[now.phase as usize] += requested;
-        let phase = &mut self.phase_live[tag.phase() as usize];
+        self.phase_freed[now.phase.number()] += requested;
+        let phase = &mut self.phase_live[tag.phase().number()];
         *phase = phase.saturating_sub(requested);
     }
 
@@ -153,15 +153,24 @@ impl Accounts {
 
     /// Step `ended` is over: files what changed in it. `sample` is what the allocator says of the device.
     pub fn boundary(&mut self, ended: u32, epoch: u32, sample: &Sample) {
-        let (mut active, mut trending, mut inputs, mut larger) = (0, 0, 0, 0);
+        let (mut active, mut trending, mut multiplying, mut inputs, mut larger) = (0, 0, 0, 0, 0);
+        // Of the sites that an input makes larger: those that usually allocate, those that did so more than usual.
+        let (mut usual, mut beyond) = (0, 0);
+        let mut most: (f32, Option<u32>) = (0.0, None);
         for at in 0..self.dirty.len() {
             let number = self.dirty[at];
             let site = &mut self.sites[number as usize];
             site.dirty = false;
-            if site.at_boundary(ended) {
+            if let Some(done) = site.at_boundary(ended) {
                 active += 1;
                 trending += u32::from(site.trends_up());
+                multiplying += u32::from(site.multiplies());
+                if done.beyond > most.0 {
+                    most = (done.beyond, Some(site.stack));
+                }
                 let made_by_training = matches!(site.phase, Phase::Backward | Phase::Optimizer);
+                usual += u32::from(!made_by_training && done.usual);
+                beyond += u32::from(!made_by_training && done.larger);
                 inputs += u32::from(!made_by_training);
                 larger += u32::from(site.trends_up() && !made_by_training);
             }
@@ -190,6 +199,9 @@ impl Accounts {
             mature,
             active,
             trending,
+            multiplying,
+            by_input: beyond * 3 > usual,
+            most: most.1,
             larger: larger > 0 && larger * 3 > inputs,
             flow,
         });
@@ -236,13 +248,13 @@ impl Accounts {
         self.live_blocks
     }
 
-    /// Live bytes by the phase of their birth, in the order of [`PHASES`].
-    pub fn phase_live(&self) -> &[u64; PHASES.len()] {
+    /// Live bytes by the phase of their birth (its number).
+    pub fn phase_live(&self) -> &[u64; PHASE_NUMBERS] {
         &self.phase_live
     }
 
     /// Bytes ever allocated, by phase.
-    pub fn phase_born(&self) -> &[u64; PHASES.len()] {
+    pub fn phase_born(&self) -> &[u64; PHASE_NUMBERS] {
         &self.phase_born
     }
 

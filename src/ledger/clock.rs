@@ -11,39 +11,56 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const REMEMBERED: usize = 64;
 pub(crate) const EPOCH_BITS: u32 = 20;
 const EPOCH_MASK: u64 = (1 << EPOCH_BITS) - 1;
-const COLLECTING: u64 = 1 << (EPOCH_BITS + 4);
+pub(crate) const PHASE_BITS: u32 = 6;
+const PHASE_MASK: u64 = ((1 << PHASE_BITS) - 1) << EPOCH_BITS;
+const COLLECTING: u64 = 1 << (EPOCH_BITS + PHASE_BITS);
+/// Phases that a program may name itself, and the longest name that is kept.
+pub const OWN_PHASES: usize = 32;
+const LONGEST: usize = 40;
 
 /// What the program is doing (STRANDLINE_PHASE_*).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[repr(u8)]
 pub enum Phase {
     #[default]
-    Other = 0,
-    Forward = 1,
-    Backward = 2,
-    Optimizer = 3,
-    Validation = 4,
+    Other,
+    Forward,
+    Backward,
+    Optimizer,
+    Validation,
+    /// One that the program named, below [`OWN_PHASES`]: [`Clock::phase_name`] knows the name.
+    Own(u8),
 }
 
-/// Every phase, in the order of its number.
+/// Every phase that needs no name, in the order of its number.
 pub const PHASES: [Phase; 5] =
     [Phase::Other, Phase::Forward, Phase::Backward, Phase::Optimizer, Phase::Validation];
+/// Numbers of phases.
+pub const PHASE_NUMBERS: usize = PHASES.len() + OWN_PHASES;
 
 impl Phase {
     pub const fn from_number(number: u32) -> Option<Phase> {
-        match number {
-            0 => Some(Phase::Other),
-            1 => Some(Phase::Forward),
-            2 => Some(Phase::Backward),
-            3 => Some(Phase::Optimizer),
-            4 => Some(Phase::Validation),
+        match number as usize {
+            known if known < PHASES.len() => Some(PHASES[known]),
+            own if own < PHASE_NUMBERS => Some(Phase::Own((own - PHASES.len()) as u8)),
             _ => None,
         }
     }
 
-    pub const fn name(self) -> &'static str {
+    pub const fn number(self) -> usize {
         match self {
-            Phase::Other => "other",
+            Phase::Other => 0,
+            Phase::Forward => 1,
+            Phase::Backward => 2,
+            Phase::Optimizer => 3,
+            Phase::Validation => 4,
+            Phase::Own(own) => PHASES.len() + own as usize,
+        }
+    }
+
+    /// The name of a phase that needs none of the program's.
+    const fn name(self) -> &'static str {
+        match self {
+            Phase::Other | Phase::Own(_) => "other",
             Phase::Forward => "forward",
             Phase::Backward => "backward",
             Phase::Optimizer => "optimizer",
@@ -80,9 +97,12 @@ struct Records {
     /// Nanoseconds each recent step took.
     durations: VecDeque<u64>,
     last_end: Option<u64>,
+    /// The names that the program gave to phases.
+    phases: Vec<String>,
 }
 
-/// Step (32 bits), epoch (20), phase (4) and the collector's bit in one word, and a short record of recent epochs and durations.
+/// Step (32 bits), epoch (20), phase (6) and the collector's bit in one word, and a short record of recent epochs and
+/// durations.
 #[derive(Debug, Default)]
 pub struct Clock {
     word: AtomicU64,
@@ -90,7 +110,7 @@ pub struct Clock {
 }
 
 const fn unpack(word: u64) -> Now {
-    let phase = match Phase::from_number((word >> EPOCH_BITS) as u32 & 0xf) {
+    let phase = match Phase::from_number(((word & PHASE_MASK) >> EPOCH_BITS) as u32) {
         Some(phase) => phase,
         None => Phase::Other,
     };
@@ -155,9 +175,8 @@ impl Clock {
 
     /// The program enters a phase. Returns the phase that was in force.
     pub fn enter(&self, phase: Phase) -> Phase {
-        let mask = 0xf << EPOCH_BITS;
         let before = self.word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| {
-            Some(word & !mask | (phase as u64) << EPOCH_BITS)
+            Some(word & !PHASE_MASK | (phase.number() as u64) << EPOCH_BITS)
         });
         let before = unpack(before.unwrap_or_else(|word| word));
         if phase == Phase::Validation && before.phase != phase {
@@ -175,6 +194,33 @@ impl Clock {
     /// Whether nobody holds the record for longer than `patience`.
     pub fn answers(&self, patience: std::time::Duration) -> bool {
         self.records.try_lock_for(patience).is_some()
+    }
+
+    /// The phase of a name: a known one, or one of the program's own. None where it has named too many.
+    pub fn phase_of(&self, name: &str) -> Option<Phase> {
+        let name: String = name.trim().chars().take(LONGEST).collect();
+        if let Some(known) = PHASES.into_iter().find(|phase| phase.name() == name) {
+            return Some(known);
+        }
+        let mut records = self.records.lock();
+        let known = records.phases.iter().position(|phase| *phase == name);
+        if known.is_none() && records.phases.len() == OWN_PHASES {
+            return None;
+        }
+        let own = known.unwrap_or_else(|| {
+            records.phases.push(name);
+            records.phases.len() - 1
+        });
+        Some(Phase::Own(own as u8))
+    }
+
+    /// What a phase is called.
+    pub fn phase_name(&self, phase: Phase) -> String {
+        let own = match phase {
+            Phase::Own(own) => self.records.lock().phases.get(usize::from(own)).cloned(),
+            _ => None,
+        };
+        own.unwrap_or_else(|| phase.name().to_owned())
     }
 
     /// Steps that were running when a validation began: the newest, oldest first.
@@ -234,6 +280,23 @@ mod tests {
         assert!(clock.now().collecting && clock.now().step == 2);
         clock.collecting(false);
         assert!(!clock.now().collecting);
+    }
+
+    #[test]
+    fn phases_of_the_programs_own_are_known_by_name_up_to_a_bound() {
+        let clock = Clock::new();
+        assert_eq!(clock.phase_of(" backward "), Some(Phase::Backward));
+        let rollout = clock.phase_of("rollout").unwrap();
+        assert_eq!(clock.enter(rollout), Phase::Other);
+        clock.collecting(true);
+        assert_eq!(clock.now(), Now { phase: rollout, collecting: true, ..Now::default() });
+        assert_eq!((clock.phase_of("rollout"), clock.phase_name(rollout)), (Some(rollout), "rollout".into()));
+        let named: Vec<_> = (0..40).map(|n| clock.phase_of(&format!("phase {n}"))).collect();
+        assert_eq!(named.iter().flatten().count(), OWN_PHASES - 1);
+        for number in 0..PHASE_NUMBERS as u32 {
+            assert_eq!(Phase::from_number(number).map(Phase::number), Some(number as usize));
+        }
+        assert_eq!(Phase::from_number(PHASE_NUMBERS as u32), None);
     }
 
     #[test]

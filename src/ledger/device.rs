@@ -6,6 +6,7 @@
 use super::clock::Phase;
 use super::history::Thinned;
 use super::site::Site;
+use super::trend;
 use super::windows::{Flow, Flows, Windows};
 
 /// Boundaries whose mature bytes are remembered exactly.
@@ -15,6 +16,8 @@ pub const SERIES: usize = 64;
 /// Points of the finer series that a report shows.
 const SHOWN: usize = 256;
 const EPOCHS: usize = 64;
+/// Steps with a highest need so far that are remembered.
+const RECORDS: usize = 32;
 /// Sites remembered as those whose blocks made reserved memory grow.
 const CREDITED: usize = 8;
 
@@ -44,6 +47,12 @@ pub(super) struct Boundary<'a> {
     pub mature: u64,
     pub active: u32,
     pub trending: u32,
+    /// Of these, sites that allocate ever more blocks.
+    pub multiplying: u32,
+    /// Many of the usual sites allocated more than usual, as they do for a larger input.
+    pub by_input: bool,
+    /// The stack of the site that allocated most beyond its usual.
+    pub most: Option<u32>,
     /// So do many of the sites whose newest birth was in neither backward nor optimizer.
     pub larger: bool,
     pub flow: Flow,
@@ -56,6 +65,10 @@ pub struct Record {
     /// What it needed beyond what lived before and after it.
     pub need: u64,
     pub phase: Phase,
+    /// Most of what usually allocates needed more, as for a larger input.
+    pub by_input: bool,
+    /// The stack that allocated most beyond its usual.
+    pub stack: Option<u32>,
 }
 
 /// One point of the device's series.
@@ -83,6 +96,8 @@ pub struct DeviceBooks {
     /// The newest step that needed more than all before, and how many of those there were.
     record: Option<Record>,
     records: u32,
+    /// The steps of the first [`RECORDS`] of them.
+    record_steps: Vec<u32>,
     /// Live bytes at the last boundary; what the program made before the first belongs to no step.
     live_before: Option<u64>,
     windows: Windows,
@@ -92,6 +107,8 @@ pub struct DeviceBooks {
     /// The share of active sites whose bytes per step keep rising, smoothed, and their number now.
     pub trending_share: f32,
     pub trending: u32,
+    /// The share of these that allocate ever more blocks, not larger ones; smoothed.
+    pub multiplying_share: f32,
     /// Many sites of neither backward nor optimizer are among them: what an input makes larger shows there first.
     pub larger: bool,
     most_reserved: u64,
@@ -124,8 +141,12 @@ impl DeviceBooks {
         let need = peak.saturating_sub(at.live.max(before));
         let most = self.record.map_or(0, |record| record.need);
         if need > most + most / 100 {
-            self.record = Some(Record { step: ended, need, phase });
+            let (by_input, stack) = (at.by_input, at.most);
+            self.record = Some(Record { step: ended, need, phase, by_input, stack });
             self.records += 1;
+            if self.record_steps.len() < RECORDS {
+                self.record_steps.push(ended);
+            }
         }
         self.windows.push(ended, &point, sample.retries);
         self.flows.push(at.flow);
@@ -144,6 +165,10 @@ impl DeviceBooks {
         }
         if active > 0 {
             self.trending_share += (trending as f32 / active as f32 - self.trending_share) / 4.0;
+        }
+        if trending > 0 {
+            let share = at.multiplying as f32 / trending as f32;
+            self.multiplying_share += (share - self.multiplying_share) / 4.0;
         }
         self.trending = trending;
         self.larger = at.larger;
@@ -221,6 +246,12 @@ impl DeviceBooks {
         self.record.map(|record| (record, self.records))
     }
 
+    /// Whether those steps become ever rarer, as the highest of numbers in random order do.
+    pub fn records_thin_out(&self) -> bool {
+        let steps: Vec<(f64, f64)> = self.record_steps.iter().map(|step| (f64::from(*step), 1.0)).collect();
+        trend::laplace(&steps, 0.0, f64::from(self.last_point.0)) < -1.0
+    }
+
     /// Minimum, mean and maximum of what was allocated and reserved, in stretches of the run.
     pub fn windows(&self) -> &Windows {
         &self.windows
@@ -247,6 +278,7 @@ impl DeviceBooks {
             + self.mature.capacity() * 8
             + self.epochs.capacity() * 16
             + CREDITED * 16
+            + self.record_steps.capacity() * 4
             + self.windows.memory_bytes()
     }
 }

@@ -77,6 +77,9 @@ impl Answer {
 /// Kinds of holders that stand for "no Python object".
 const NOBODY: [&str; 2] = ["stack", "c++"];
 
+/// Kinds of holders without keys.
+const KEYLESS: [&str; 3] = ["list", "deque", "exception"];
+
 /// Lines that keep blocks in the same rhythm and lie this near are one cause.
 const NEXT_LINE: u32 = 2;
 
@@ -118,11 +121,16 @@ pub struct Case {
     /// The most blocks (bytes where one block regrows) since it was suspected.
     pub most: u64,
     pub settled: Option<String>,
+    /// New blocks become ever rarer: events in the first half of its time, and in the second. Then nobody can say
+    /// whether it goes on.
+    pub thins: Option<[u32; 2]>,
     /// The most live bytes so far.
     pub most_bytes: u64,
     /// The step in which the stage of the program ended that made it grow.
     pub over: Option<u32>,
     pub answer: Option<Answer>,
+    /// It, or another case of its finding, is kept in what has no keys.
+    pub(super) keyless: bool,
 }
 
 impl Case {
@@ -137,6 +145,12 @@ impl Case {
 
     pub(super) fn group(&self) -> Option<&str> {
         self.answer.as_ref().and_then(Answer::group)
+    }
+
+    /// Whether it is kept in what has no keys, so that nothing of it can be found again instead of being made anew.
+    pub(super) fn has_no_keys(&self) -> bool {
+        let holder = self.answer.as_ref().and_then(|answer| answer.held_by.as_ref());
+        holder.is_some_and(|holder| KEYLESS.contains(&holder.kind.as_str()))
     }
 
     fn kept(&self) -> Option<(&str, u32)> {
@@ -213,6 +227,8 @@ pub struct Finding {
     pub called_at_step: u32,
     /// Why it no longer stands.
     pub withdrawn: Option<String>,
+    /// One of its cases is kept in what has no keys.
+    pub(super) keyless: bool,
     /// Not yet handed out by [`super::Judge::take_new_findings`].
     pub(super) fresh: bool,
     /// Handed out by [`super::Judge::take_withdrawn`].

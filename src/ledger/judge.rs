@@ -9,6 +9,7 @@ use super::accounts::Accounts;
 use super::clock::Clock;
 use super::findings::{Answer, Case, Finding, State};
 use super::fragmentation;
+use super::kept;
 use super::pattern::{self, Class, Pattern, Shape, View};
 use super::stage;
 use hashbrown::HashMap;
@@ -108,8 +109,13 @@ impl Judge {
             self.cases.iter_mut().enumerate().filter(|(_, case)| case.device == accounts.device())
         {
             let Some(site) = accounts.site(case.site) else { continue };
-            case.live_bytes = site.level.bytes;
-            case.live_blocks = u64::from(site.level.blocks);
+            case.holds(kept::held(site, &case.pattern, view.ended));
+            case.keyless |= case.has_no_keys();
+            if let State::Called(finding) = case.state {
+                let finding = &mut self.findings[finding];
+                finding.keyless |= case.keyless;
+                case.keyless = finding.keyless;
+            }
             case.most_bytes = case.most_bytes.max(case.live_bytes);
             if matches!(case.state, State::Weighing) {
                 continue;
@@ -145,6 +151,7 @@ impl Judge {
                     }
                     let first = case.pattern.first.min(pattern.first);
                     case.pattern = Pattern { first, ..pattern };
+                    case.holds(kept::held(site, &case.pattern, view.ended));
                     case.most = case.most.max(case.measure());
                 }
             }
@@ -170,7 +177,7 @@ impl Judge {
             let Some(pattern) = pattern::recognise(site, view) else { continue };
             let state =
                 if pattern.shape == Shape::Burst { State::Weighing } else { State::Waiting(view.ended) };
-            let regrows = pattern.shape == Shape::Regrow;
+            let held = kept::held(site, &pattern, view.ended);
             let fresh = Case {
                 id: self.ids + 1,
                 device: accounts.device(),
@@ -179,15 +186,18 @@ impl Judge {
                 pattern,
                 state,
                 since: view.ended,
-                live_bytes: site.level.bytes,
-                live_blocks: u64::from(site.level.blocks),
+                live_bytes: held.bytes,
+                live_blocks: held.blocks,
                 asked: known.map_or(0, |at| self.cases[at].asked + 1),
-                most: if regrows { site.level.bytes } else { u64::from(site.level.blocks) },
-                most_bytes: site.level.bytes,
+                most: 0,
+                most_bytes: held.bytes,
                 over: None,
                 settled: None,
+                thins: None,
                 answer: None,
+                keyless: false,
             };
+            let fresh = Case { most: fresh.measure(), ..fresh };
             if !stage::grows(site, &fresh, view) {
                 continue;
             }
@@ -263,6 +273,7 @@ impl Judge {
                     device,
                     called_at_step: self.steps,
                     withdrawn: None,
+                    keyless: false,
                     fresh: true,
                     taken_back: false,
                     fragmentation: Some(seen),
@@ -283,7 +294,9 @@ impl Judge {
                 _ => false,
             };
             if case.settled.is_some() && matches!(case.state, State::Waiting(_) | State::Asked(_)) {
-                case.state = case.dismissed("it settled before it was called", ended);
+                let settled = case.settled.clone().filter(|_| case.thins.is_some());
+                let why = settled.unwrap_or_else(|| "it settled before it was called".to_owned());
+                case.state = case.dismissed(&why, ended);
             } else if over || finished && matches!(case.state, State::Waiting(_) | State::Asked(_)) {
                 case.state = State::Answered(ended);
             }
@@ -329,6 +342,7 @@ impl Judge {
                     device: self.cases[at].device,
                     called_at_step: self.steps,
                     withdrawn: None,
+                    keyless: false,
                     fresh: true,
                     taken_back: false,
                     fragmentation: None,
@@ -514,6 +528,10 @@ fn cadence(ended: u32) -> u32 {
 }
 
 impl Case {
+    fn holds(&mut self, held: kept::Held) {
+        (self.live_blocks, self.live_bytes) = (held.blocks, held.bytes);
+    }
+
     fn dismissed(&self, reason: &str, step: u32) -> State {
         State::Dismissed { reason: reason.to_owned(), measure: self.measure(), step }
     }

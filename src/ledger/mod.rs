@@ -11,7 +11,10 @@
 //! | [`accounts`] | all of it for one device: born, died, boundary |
 //! | [`trend`] | robust statistics |
 //! | [`windows`] | minimum, mean and maximum over stretches of the run; what phases allocate and free |
+//! | `pace` | whether survivors come at a steady pace or ever more rarely |
+//! | `kept` | what a case keeps, and what an event leaves behind |
 //! | [`pattern`] | how a site's survivors accumulate |
+//! | `standing` | whether a site that accumulated still does |
 //! | [`fragmentation`] | reserved grows, in use does not |
 //! | [`findings`] | cases, answers, findings |
 //! | [`stage`] | whether a case still grows, settled, or its stage of the program is over |
@@ -19,6 +22,7 @@
 //! | [`host_memory`] | the process's memory that is no tensor's |
 //! | [`notes`] | what grew and is no leak |
 //! | [`undecided`] | growth that was not seen long enough |
+//! | [`stayed`] | what came after the warm-up and stayed, whoever judged it |
 //! | [`wire`] | the JSON of candidates and answers |
 //! | [`symbols`] | what is asked of call stacks |
 //!
@@ -34,10 +38,14 @@ pub mod fragmentation;
 pub mod history;
 pub mod host_memory;
 pub mod judge;
+mod kept;
 pub mod notes;
+mod pace;
 pub mod pattern;
 pub mod site;
 pub mod stage;
+mod standing;
+pub mod stayed;
 pub mod symbols;
 pub mod tag;
 pub mod trend;
@@ -46,7 +54,7 @@ pub mod windows;
 pub mod wire;
 
 pub use accounts::Accounts;
-pub use clock::{Clock, EpochStart, Now, PHASES, Phase};
+pub use clock::{Clock, EpochStart, Now, OWN_PHASES, PHASE_NUMBERS, PHASES, Phase};
 pub use device::Sample;
 pub use findings::{Answer, Bounded, Case, Finding, Holder, Kept, State, Use};
 pub use judge::Judge;

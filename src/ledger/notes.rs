@@ -55,14 +55,29 @@ pub fn notes(accounts: &Accounts) -> Vec<Note> {
         });
     }
     if pattern::grows_with_input(books) {
+        let share = 100.0 * books.trending_share;
+        let (kind, because) = if books.multiplying_share > 0.5 {
+            (
+                "growing-work",
+                format!(
+                    "a step does ever more: {share:.0} % of the sites that allocate make more blocks each time, of the \
+                     same size (layers that were added, a loop that runs longer), and all of it is freed again"
+                ),
+            )
+        } else {
+            (
+                "growing-input",
+                format!(
+                    "it follows the input: {share:.0} % of the sites that allocate need more each time, and all of it \
+                     is freed again"
+                ),
+            )
+        };
         notes.push(Note {
-            kind: "growing-input",
+            kind,
             device,
             what: "the peak of each step keeps growing".to_owned(),
-            because: format!(
-                "it follows the input: {:.0} % of the sites that allocate need more each time, and all of it is freed again",
-                100.0 * books.trending_share
-            ),
+            because,
             bytes: last.peak,
             ..Note::default()
         });

@@ -8,6 +8,8 @@
 use super::clock::EpochStart;
 use super::cohort::Cohort;
 use super::device::DeviceBooks;
+use super::kept;
+use super::pace::{self, Pace};
 use super::site::Site;
 use super::trend;
 use serde::{Deserialize, Serialize};
@@ -19,11 +21,13 @@ const WINDOW: u32 = 24;
 const SPAN: u32 = 22;
 /// Steps that a call waits for the end of the first epoch, where epochs are known.
 const FIRST_EPOCH: u32 = 32;
+/// Steps that a call waits where fewer and fewer of them leave something behind.
+const PATIENT_SPAN: u32 = 30;
 /// The least share of the window's steps that leave a block behind.
 const SHARE: f64 = 0.55;
 /// Bursts before a regular rhythm is called, and before an irregular one is.
 pub(super) const PERIODIC: usize = 4;
-const SPORADIC: usize = 5;
+pub(super) const SPORADIC: usize = 5;
 /// Steps before an irregular rhythm is told from the irregularities of a beginning.
 const SETTLING: u32 = 28;
 /// Gaps shorter than this belong to the loop itself (two or three optimizers).
@@ -82,6 +86,8 @@ pub struct Pattern {
     /// Steps between events.
     pub period: f64,
     pub bytes_per_step: f64,
+    /// Events differ in size: the rate is a mean.
+    pub uneven: bool,
     /// Bytes of the survivors (burst: of the burst).
     pub bytes: u64,
     /// How sure the statistics are, 0..1.
@@ -109,7 +115,7 @@ pub struct View<'a> {
 pub(super) struct Burst {
     pub start: u32,
     pub end: u32,
-    steps: u32,
+    pub steps: u32,
     bytes: u64,
 }
 
@@ -180,20 +186,15 @@ fn accumulates(site: &Site, first: u32, old: &[Cohort]) -> bool {
         && rose > 0.0
 }
 
-/// Laplace's statistic of the births of survivors, and whether they thin out. What begins with the run may be
-/// a cache that fills: there every event counts, the first too, and less is tolerated.
-fn thinning(site: &Site, first: u32, ended: u32) -> (f64, bool) {
-    let begins = site.cohorts.iter().next().is_some_and(|c| c.first <= 3);
-    let (since, least) = if begins { (0, -1.2) } else { (first, -1.7) };
-    let events =
-        site.cohorts.iter().filter(|c| (begins || c.first > since) && c.last + MATURE <= ended).flat_map(
-            |c| {
-                let middle = (f64::from(c.first) + f64::from(c.last)) / 2.0;
-                std::iter::repeat_n(middle, c.events().min(64) as usize)
-            },
-        );
-    let z = trend::laplace(events, f64::from(since), f64::from(ended));
-    (z, z < least)
+/// The pace of the births of survivors, and whether they thin out. What begins with the run may be a cache that
+/// fills: there every event counts, the first too, and less is tolerated.
+fn thinning(site: &Site, first: u32, ended: u32) -> (Pace, bool) {
+    if site.cohorts.iter().next().is_some_and(|c| c.first <= 3) {
+        let pace = pace::whole(site, ended);
+        return (pace, pace.z < -1.2);
+    }
+    let pace = pace::pace(site, first, ended);
+    (pace, pace.thins())
 }
 
 /// How many times the usual evidence a site must show: more where blocks are known to die late.
@@ -231,7 +232,9 @@ fn steady(site: &Site, old: &[Cohort], upto: u32) -> Option<Pattern> {
         return None;
     }
     // Nearly every step is a leak at any pace; else the pace must hold.
-    let thins = share < 0.9 && thinning(site, old[0].first, upto + MATURE).1;
+    let pace = pace::pace(site, old[0].first, upto + MATURE);
+    let early = upto + 1 - old[0].first < PATIENT_SPAN;
+    let thins = share < 0.9 && (pace.thins() || early && pace.is_doubtful());
     if thins || !outgrew_resets(site) || !accumulates(site, from, old) {
         return None;
     }
@@ -255,6 +258,7 @@ fn steady(site: &Site, old: &[Cohort], upto: u32) -> Option<Pattern> {
         events,
         period: 1.0 / share_now.max(0.01),
         bytes_per_step: history_slope(site, first).filter(|slope| *slope > 0.0).unwrap_or(simple),
+        uneven: kept::each(&old.iter().map(|c| (c.bytes, c.events())).collect::<Vec<_>>()).1,
         bytes,
         strength: (0.5 + 0.5 * share_now) * (1.0 - 2f64.powf(-hits / 6.0)),
         births: births(old),
@@ -372,7 +376,7 @@ fn periodic(site: &Site, view: &View) -> Option<Pattern> {
         class: if often { Class::PerIteration } else { Class::PerEpoch },
         shape: Shape::Periodic { by_epoch: by_epoch.is_some() },
         strength: (1.0 - cv.min(0.5)) * (1.0 - 2f64.powf(-(bursts.len() as f64) / 2.0)),
-        ..from_bursts(bursts, period, &old)
+        ..from_bursts(bursts, period, &old, view.ended)
     })
 }
 
@@ -390,7 +394,7 @@ fn irregular(site: &Site, bursts: &[Burst], view: &View) -> Option<Pattern> {
     let from = f64::from(first.start);
     let gaps: Vec<f64> = bursts.windows(2).map(|pair| f64::from(pair[1].start - pair[0].start)).collect();
     let regular = rhythm(&gaps[gaps.len().saturating_sub(8)..]).is_some_and(|period| period >= SHORT_PERIOD);
-    let (thinning, thins) = thinning(site, first.start, view.ended);
+    let (pace, thins) = thinning(site, first.start, view.ended);
     let quiet = f64::from(view.ended - newest.end);
     if regular || thins || quiet > 0.4 * (f64::from(view.ended) - from) {
         return None;
@@ -405,18 +409,27 @@ fn irregular(site: &Site, bursts: &[Burst], view: &View) -> Option<Pattern> {
         return None;
     }
     let period = f64::from(newest.start - first.start) / (bursts.len() - 1) as f64;
+    let found = from_bursts(bursts, period, &old, view.ended);
+    // That nothing came since the newest belongs to the rate.
+    let since = f64::from(view.ended - first.start) / f64::from(found.events.max(1));
     Some(Pattern {
         class: Class::Sporadic,
         shape: Shape::Irregular,
-        strength: (1.0 - 2f64.powf(-(bursts.len() as f64) / 3.0)) * (1.0 + thinning.min(0.0) / 4.0),
-        ..from_bursts(bursts, period, &old)
+        strength: (1.0 - 2f64.powf(-(bursts.len() as f64) / 3.0)) * (1.0 + pace.z.clamp(-3.0, 0.0) / 4.0),
+        bytes_per_step: found.bytes_per_step * period.max(1.0) / period.max(since).max(1.0),
+        ..found
     })
 }
 
-fn from_bursts(bursts: &[Burst], period: f64, old: &[Cohort]) -> Pattern {
+fn from_bursts(bursts: &[Burst], period: f64, old: &[Cohort], ended: u32) -> Pattern {
     let (first, newest) = (bursts[0], bursts[bursts.len() - 1]);
     let bytes: u64 = bursts.iter().map(|burst| burst.bytes).sum();
-    let events: u32 = bursts.iter().map(|b| if b.end - b.start > 2 { b.steps } else { 1 }).sum();
+    let times = |b: &Burst| if b.end - b.start > 2 { b.steps } else { 1 };
+    let events: u32 = bursts.iter().map(times).sum();
+    // What the newest steps still use would count as theirs.
+    let ripe: Vec<(u64, u32)> =
+        bursts.iter().filter(|b| b.end + MATURE <= ended).map(|b| (b.bytes, times(b))).collect();
+    let (each, uneven) = kept::each(&ripe);
     Pattern {
         class: Class::PerEpoch,
         shape: Shape::Irregular,
@@ -424,7 +437,8 @@ fn from_bursts(bursts: &[Burst], period: f64, old: &[Cohort]) -> Pattern {
         last: newest.start,
         events,
         period,
-        bytes_per_step: bytes as f64 / f64::from(events.max(1)) / period.max(1.0),
+        bytes_per_step: each / period.max(1.0),
+        uneven,
         bytes,
         strength: 0.0,
         births: births(old),
@@ -459,6 +473,7 @@ fn burst(site: &Site, old: &[Cohort], view: &View) -> Option<Pattern> {
         events: 1,
         period: stayed,
         bytes_per_step: 0.0,
+        uneven: false,
         bytes: burst.bytes,
         strength: 0.5 + 0.4 * (stayed / 100.0).min(1.0),
         births: births(&later),
@@ -500,6 +515,7 @@ fn regrow(site: &Site, view: &View) -> Option<Pattern> {
         events: rise.run,
         period: gap,
         bytes_per_step: grown as f64 / span.max(1.0),
+        uneven: false,
         bytes,
         strength: 1.0 - 2f64.powf(-f64::from(rise.run) / 8.0),
         births: vec![rise.last],
@@ -512,72 +528,4 @@ fn regrow(site: &Site, view: &View) -> Option<Pattern> {
 /// and optimizer need more, layers were unfrozen.
 pub fn grows_with_input(books: &DeviceBooks) -> bool {
     books.larger && books.trending > 3 && books.trending_share > 0.2
-}
-
-/// Whether a site that once accumulated still does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
-    Growing,
-    /// Nothing new stayed since the step.
-    Stopped(u32),
-    /// New blocks replace old ones.
-    Replaces,
-    /// Most of it was freed.
-    Freed,
-}
-
-/// Where a site stands that was recognised as `pattern`; `most` is the most blocks it had since.
-pub fn standing(site: &Site, pattern: &Pattern, most: u64, view: &View) -> Standing {
-    let ended = view.ended;
-    if pattern.shape == Shape::Regrow {
-        let quiet = ended.saturating_sub(site.rise.last.max(pattern.last));
-        if site.level.bytes * 2 < most {
-            return Standing::Freed;
-        }
-        let long = (8.0 * pattern.period).max(20.0).max(0.2 * f64::from(ended - pattern.first));
-        return if f64::from(quiet) > long { Standing::Stopped(ended - quiet) } else { Standing::Growing };
-    }
-    if u64::from(site.level.blocks) * 2 < most {
-        return Standing::Freed;
-    }
-    if pattern.shape == Shape::Burst {
-        let left = site.cohorts.iter().filter(|c| c.last >= pattern.first && c.first <= pattern.last);
-        let left: u64 = left.map(|c| c.bytes).sum();
-        return if left * 2 < pattern.bytes { Standing::Freed } else { Standing::Growing };
-    }
-    if site.cohorts.is_empty() {
-        return Standing::Freed;
-    }
-    let span = f64::from(ended.saturating_sub(pattern.first));
-    let newest = site.cohorts.iter().rev().find(|c| c.last + MATURE <= ended).map_or(0, |c| c.last);
-    let (gaps, least) = if pattern.shape == Shape::Irregular { (9.0, 40.0) } else { (3.5, 20.0) };
-    if f64::from(ended - newest) > (gaps * pattern.period).max(least).max(0.2 * span) {
-        return Standing::Stopped(newest);
-    }
-    let since = site.history.at(pattern.first).map_or(0, |point| point.1.late);
-    let alive: u64 =
-        site.cohorts.iter().filter(|c| c.last >= pattern.first).map(|c| u64::from(c.blocks)).sum();
-    if f64::from(site.level.late - since) > 0.6 * alive as f64 && !rising(site, pattern.first) {
-        return Standing::Replaces;
-    }
-    let window = (3.5 * pattern.period).max(12.0).max(0.1 * span);
-    let Some(then) = ended.checked_sub(window as u32).and_then(|step| site.history.at(step)) else {
-        return Standing::Growing;
-    };
-    let (blocks, late_then, bytes_then) = (then.1.blocks, then.1.late, then.1.bytes);
-    let late = f64::from(site.level.late - late_then);
-    let rose = f64::from(site.level.blocks) - f64::from(blocks);
-    if late < 3.0 || rose > 0.15 * late {
-        return Standing::Growing;
-    }
-    // Sizes may rise while their number does not; bounded in blocks is bounded enough when old ones leave.
-    let more = site.level.bytes as f64 > 1.3 * bytes_then as f64;
-    if more && rising(site, then.0) { Standing::Growing } else { Standing::Replaces }
-}
-
-/// Whether live bytes kept rising since a step, as far as the history shows.
-fn rising(site: &Site, from: u32) -> bool {
-    let points = site.history.points().iter().filter(|p| p.0 >= from);
-    let levels: Vec<f64> = points.map(|p| p.1.bytes as f64).collect();
-    levels.len() >= 5 && trend::mann_kendall(&levels).0 > 0.8
 }

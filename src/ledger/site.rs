@@ -18,6 +18,9 @@ const MEAN_WEIGHT: f32 = 1.0 / 16.0;
 const DRIFT_WEIGHT: f32 = 1.0 / 12.0;
 /// Steps in which a site allocates the same before it counts as having no trend.
 const STEADY: u16 = 24;
+/// Steps in which a site must have allocated for its mean to be the usual, and what is clearly more than that.
+const USUAL: u16 = 4;
+const LARGER: f32 = 1.05;
 
 /// A site's state at a step boundary. Packed to 4 so that a point of history takes 20 bytes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -53,6 +56,16 @@ impl Rise {
         let variance = self.squares / self.run.max(1) as f32 - mean * mean;
         variance <= (0.5 * mean) * (0.5 * mean)
     }
+}
+
+/// What a site did in the step that ended.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Active {
+    /// It allocates again and again; and in this step clearly more than usual.
+    pub usual: bool,
+    pub larger: bool,
+    /// Bytes beyond what it usually allocates.
+    pub beyond: f32,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -91,6 +104,10 @@ pub struct Site {
     mean: f32,
     /// Between -1 and 1: whether bytes allocated per step keep rising (1) or falling (-1).
     pub drift: f32,
+    /// The same of blocks, and their running mean.
+    pub more: f32,
+    blocks_before: u64,
+    mean_blocks: f32,
     pub history: Thinned<Level, HISTORY>,
 }
 
@@ -132,8 +149,8 @@ impl Site {
         self.born_bytes - self.live_bytes
     }
 
-    /// Visits a site that changed in the step that ended. Returns whether it allocated in that step.
-    pub(super) fn at_boundary(&mut self, ended: u32) -> bool {
+    /// Visits a site that changed in the step that ended. Returns what it allocated in that step, if anything.
+    pub(super) fn at_boundary(&mut self, ended: u32) -> Option<Active> {
         let before = self.level;
         let (before_bytes, before_blocks) = (before.bytes, before.blocks);
         self.level = Level {
@@ -178,27 +195,32 @@ impl Site {
         }
     }
 
-    fn note_drift(&mut self) -> bool {
+    fn note_drift(&mut self) -> Option<Active> {
         let now = (self.born_bytes - self.born_before) as f32;
-        self.born_before = self.born_bytes;
+        let blocks = (self.born_blocks - self.blocks_before) as f32;
+        (self.born_before, self.blocks_before) = (self.born_bytes, self.born_blocks);
         if now == 0.0 {
-            return false;
+            return None;
         }
+        let usual = self.active >= USUAL;
+        let done = Active { usual, larger: usual && now > self.mean * LARGER, beyond: now - self.mean };
         if self.active == 0 {
-            self.mean = now;
+            (self.mean, self.mean_blocks) = (now, blocks);
         }
         self.active = self.active.saturating_add(1);
         self.constant = if now == self.born_last { self.constant.saturating_add(1) } else { 0 };
         self.born_last = now;
         // A single step up (layers unfrozen, a larger batch from now on) is no trend.
-        let sign = if self.constant > STEADY {
-            0.0
-        } else {
-            f32::from(u8::from(now > self.mean * 1.005)) - f32::from(u8::from(now < self.mean * 0.995))
+        let steady = self.constant > STEADY;
+        let sign = |now: f32, mean: f32| {
+            let rises = f32::from(u8::from(now > mean * 1.005)) - f32::from(u8::from(now < mean * 0.995));
+            if steady { 0.0 } else { rises }
         };
-        self.drift += (sign - self.drift) * DRIFT_WEIGHT;
+        self.drift += (sign(now, self.mean) - self.drift) * DRIFT_WEIGHT;
+        self.more += (sign(blocks, self.mean_blocks) - self.more) * DRIFT_WEIGHT;
         self.mean += (now - self.mean) * MEAN_WEIGHT;
-        true
+        self.mean_blocks += (blocks - self.mean_blocks) * MEAN_WEIGHT;
+        Some(done)
     }
 
     /// The newest step in which it allocated, if it did so in `least` steps or more.
@@ -209,6 +231,11 @@ impl Site {
     /// Whether the bytes it allocates per step keep rising.
     pub fn trends_up(&self) -> bool {
         self.active >= 8 && self.drift > 0.4
+    }
+
+    /// Whether that is so because it allocates ever more blocks, not larger ones.
+    pub fn multiplies(&self) -> bool {
+        self.trends_up() && self.more > 0.4
     }
 
     /// Whether it may be part of a finding soon and so is to be looked at.

@@ -5,8 +5,10 @@
 //! before was no leak; the sites of a device are walked at most once a look.
 
 use super::findings::{Case, Use};
-use super::pattern::{self, Shape, Standing, View};
+use super::pace;
+use super::pattern::{Shape, View};
 use super::site::Site;
+use super::standing::{Standing, standing};
 
 /// Steps in which a site must have allocated to tell a stage by.
 const OFTEN: u16 = 6;
@@ -74,7 +76,7 @@ impl Stages {
 
 /// Whether a site that shows a pattern for the first time grows now. No stage matters to what never was a case.
 pub(super) fn grows(site: &Site, case: &Case, view: &View) -> bool {
-    pattern::standing(site, &case.pattern, case.measure(), view) == Standing::Growing
+    standing(site, &case.pattern, case.measure(), view) == Standing::Growing
 }
 
 /// Why a case no longer grows; nothing where it does, and where only its stage ended: then the step of that is
@@ -84,10 +86,13 @@ pub(super) fn settled(site: &Site, case: &mut Case, view: &View, stages: &mut St
     let period = if case.pattern.period.is_finite() { case.pattern.period } else { 1.0 };
     let (shape, device) = (case.pattern.shape, case.device);
     let mut stage = |step: u32| shape != Shape::Burst && stages.ended(device, view, step, period);
-    match pattern::standing(site, &case.pattern, most, view) {
+    match standing(site, &case.pattern, most, view) {
         Standing::Growing => {
             case.over = None;
-            None
+            case.thins = thins(site, case, view);
+            case.thins.map(|[before, lately]| {
+                format!("new ones become ever rarer ({before} in the first half, {lately} in the second)")
+            })
         }
         Standing::Stopped(step) => {
             let from = case.pattern.first;
@@ -130,4 +135,14 @@ pub(super) fn settled(site: &Site, case: &mut Case, view: &View, stages: &mut St
             Some(format!("grew to {most} {what}, then {who} by step {}", view.ended))
         }
     }
+}
+
+/// Events in the first and the second half of a case whose new blocks become ever rarer, as those of a cache that
+/// fills. A list has no keys that come again: what is appended to it more rarely is no less a leak.
+fn thins(site: &Site, case: &Case, view: &View) -> Option<[u32; 2]> {
+    if !matches!(case.pattern.shape, Shape::Steady | Shape::Irregular) || case.keyless {
+        return None;
+    }
+    let pace = pace::between(site, case.pattern.first, view.ended)?;
+    pace.fell(case.thins.is_some()).then(|| pace.halves.map(|events| events.round() as u32))
 }

@@ -1,10 +1,12 @@
 //! The tag that a live block carries: 16 bytes that name its site, serial number and generation.
 //!
 //! Must not know: what a site is.
-//! Invariant: packing loses nothing within the field widths (site 32, step 32, serial 40, phase 4, epoch 20
+//! Invariant: packing loses nothing within the field widths (site 32, step 32, serial 38, phase 6, epoch 20
 //! bits); the serial number wraps.
 
-use super::clock::{EPOCH_BITS, Now, Phase};
+use super::clock::{EPOCH_BITS, Now, PHASE_BITS, Phase};
+
+const SERIAL: u32 = EPOCH_BITS + PHASE_BITS;
 
 /// Site and step in the first word, serial number, phase and epoch in the second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -15,7 +17,7 @@ impl Tag {
     pub const fn new(site: u32, serial: u64, now: Now) -> Tag {
         Tag(
             (site as u64) << 32 | now.step as u64,
-            serial << 24 | (now.phase as u64) << EPOCH_BITS | (now.epoch as u64 & 0xf_ffff),
+            serial << SERIAL | (now.phase.number() as u64) << EPOCH_BITS | (now.epoch as u64 & 0xf_ffff),
         )
     }
 
@@ -31,10 +33,10 @@ impl Tag {
         self.0 as u32
     }
 
-    /// Counts the births of one device, modulo 2^40.
+    /// Counts the births of one device, modulo 2^38.
     #[inline]
     pub const fn serial(self) -> u64 {
-        self.1 >> 24
+        self.1 >> SERIAL
     }
 
     #[inline]
@@ -44,7 +46,7 @@ impl Tag {
 
     #[inline]
     pub const fn phase(self) -> Phase {
-        match Phase::from_number((self.1 >> EPOCH_BITS) as u32 & 0xf) {
+        match Phase::from_number((self.1 >> EPOCH_BITS) as u32 & ((1 << PHASE_BITS) - 1)) {
             Some(phase) => phase,
             None => Phase::Other,
         }
@@ -58,9 +60,9 @@ mod tests {
     #[test]
     fn holds_every_field() {
         let now = Now { step: u32::MAX, epoch: 0xf_ffff, phase: Phase::Validation, ..Now::default() };
-        let tag = Tag::new(7, (1 << 40) - 1, now);
-        assert_eq!((tag.site(), tag.step(), tag.serial()), (7, u32::MAX, (1 << 40) - 1));
+        let tag = Tag::new(7, (1 << 38) - 1, now);
+        assert_eq!((tag.site(), tag.step(), tag.serial()), (7, u32::MAX, (1 << 38) - 1));
         assert_eq!((tag.epoch(), tag.phase()), (0xf_ffff, Phase::Validation));
-        assert_eq!(Tag::new(1, 1 << 40, Now::default()).serial(), 0);
+        assert_eq!(Tag::new(1, 1 << 38, Now::default()).serial(), 0);
     }
 }

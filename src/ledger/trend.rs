@@ -58,13 +58,12 @@ pub fn mean_and_cv(values: &[f64]) -> Option<(f64, f64)> {
     Some((mean, if mean == 0.0 { 0.0 } else { variance.sqrt() / mean }))
 }
 
-/// Laplace's test: whether events in `(from, to]` thin out (strongly negative) or hold their rate (about 0).
-pub fn laplace(events: impl Iterator<Item = f64>, from: f64, to: f64) -> f64 {
-    let (mut sum, mut n) = (0.0, 0.0);
-    for event in events {
-        sum += (event - from) / (to - from).max(1e-9);
-        n += 1.0;
-    }
+/// Laplace's test: whether events in `(from, to]` thin out (strongly negative) or hold their rate (about 0). Each is
+/// a moment and how many events it stands for.
+pub fn laplace(events: &[(f64, f64)], from: f64, to: f64) -> f64 {
+    let length = (to - from).max(1e-9);
+    let sum: f64 = events.iter().map(|(at, times)| times * (at - from) / length).sum();
+    let n: f64 = events.iter().map(|event| event.1).sum();
     if n == 0.0 { 0.0 } else { (sum / n - 0.5) * (12.0_f64 * n).sqrt() }
 }
 
@@ -98,8 +97,9 @@ mod tests {
 
     #[test]
     fn laplace_sees_thinning() {
-        let doubling = (0..8).map(|k| 2f64.powi(k));
-        assert!(laplace(doubling, 0.0, 256.0) < -1.7);
-        assert!(laplace((1..=10).map(|k| f64::from(k) * 10.0), 0.0, 100.0).abs() < 1.0);
+        let doubling: Vec<(f64, f64)> = (0..8).map(|k| (2f64.powi(k), 1.0)).collect();
+        assert!(laplace(&doubling, 0.0, 256.0) < -1.7);
+        let even: Vec<(f64, f64)> = (1..=10).map(|k| (f64::from(k) * 10.0, 1.0)).collect();
+        assert!(laplace(&even, 0.0, 100.0).abs() < 1.0);
     }
 }

@@ -6,7 +6,8 @@
 use super::accounts::Accounts;
 use super::clock::EpochStart;
 use super::cohort::Cohort;
-use super::pattern::{self, MATURE, PERIODIC, STAYED, View};
+use super::pace;
+use super::pattern::{self, MATURE, PERIODIC, SPORADIC, STAYED, View};
 use super::site::Site;
 
 /// Most entries of one device.
@@ -26,7 +27,7 @@ pub struct Open {
 pub fn open(accounts: &Accounts, epochs: &[EpochStart]) -> Vec<Open> {
     let Some(&(ended, _)) = accounts.books().last_point() else { return Vec::new() };
     let view = View { ended, epochs, books: accounts.books(), sites: accounts.sites() };
-    let matters = (accounts.live_bytes() / 50).max(1);
+    let matters = (accounts.live_bytes() / 200).max(1);
     let mut found: Vec<Open> = Vec::new();
     for site in accounts.sites().iter().filter(|site| site.level.bytes > 0) {
         let bytes: u64 = site.cohorts.iter().filter(|c| c.first >= 3).map(|c| c.bytes).sum();
@@ -54,27 +55,55 @@ fn unripe(site: &Site, view: &View) -> Option<(String, String)> {
     let found = pattern::bursts(&old, 1);
     let (first, newest) = (found.first()?, found.last()?);
     let quiet = view.ended - newest.end;
-    match found.len() {
-        1 if quiet < STAYED => Some((
-            format!("allocated in step {} and still there {quiet} steps later", newest.start),
-            format!("{STAYED} steps decide whether it stays"),
-        )),
-        2..PERIODIC if newest.start > first.start => {
-            let gap = (newest.start - first.start) / (found.len() as u32 - 1);
-            (quiet <= 2 * gap + 2).then(|| {
-                (
-                    format!(
-                        "{} times in {} steps something stayed behind, about every {gap} steps",
-                        found.len(),
-                        view.ended + 1
-                    ),
-                    format!(
-                        "{PERIODIC} times decide it: {} more steps",
-                        gap * (PERIODIC - found.len()) as u32
-                    ),
-                )
-            })
+    let gaps = found.windows(2).map(|pair| pair[1].start - pair[0].end.min(pair[1].start));
+    let (Some(short), Some(long)) = (gaps.clone().min(), gaps.max()) else {
+        // A site may have had as much in use before.
+        let before = site.history.points().iter().filter(|point| point.0 < newest.start);
+        if before.map(|point| point.1.blocks).max().is_some_and(|most| site.level.blocks <= most) {
+            return None;
         }
-        _ => None,
+        return (quiet < STAYED).then(|| {
+            (
+                format!("allocated in step {} and still there {quiet} steps later", newest.start),
+                format!("{STAYED} steps decide whether it stays"),
+            )
+        });
+    };
+    if quiet > 2 * long + 2 {
+        return None; // it paused for longer than ever
     }
+    let steps = view.ended + 1;
+    if found.len() < PERIODIC && long * 2 <= short * 3 {
+        let gap = (newest.start - first.start) / (found.len() as u32 - 1);
+        return Some((
+            format!(
+                "{} times in {steps} steps something stayed behind, about every {gap} steps",
+                found.len()
+            ),
+            format!("{PERIODIC} times decide it: {} more steps", gap * (PERIODIC - found.len()) as u32),
+        ));
+    }
+    let whole = pace::between(site, 0, view.ended).filter(|pace| pace.fell(true));
+    if let Some([before, lately]) = whole.map(|pace| pace.halves) {
+        return Some((
+            format!(
+                "in {} of {steps} steps something stayed behind, ever more rarely ({before:.0} in the first half, \
+                 {lately:.0} in the second)",
+                (before + lately).round()
+            ),
+            format!("{steps} more steps decide it: a cache that fills adds ever less, a leak goes on"),
+        ));
+    }
+    let events: u32 = found.iter().map(|burst| burst.steps).sum();
+    let decides = match SPORADIC.checked_sub(events as usize) {
+        None | Some(0) => "as many times again decide whether it goes on".to_owned(),
+        Some(more) => format!("{SPORADIC} times decide it: {more} more"),
+    };
+    Some((
+        format!(
+            "{events} times in {steps} steps something stayed behind, at no regular interval, the newest in step {}",
+            newest.start
+        ),
+        decides,
+    ))
 }

@@ -4,7 +4,7 @@
 //! Must not know: sites, judgement.
 //! Invariant: at most [`WINDOWS`] stretches of equal length, however long the job runs; every boundary is in one.
 
-use super::clock::PHASES;
+use super::clock::PHASE_NUMBERS;
 use super::device::DevicePoint;
 
 /// Most stretches.
@@ -121,13 +121,19 @@ impl Windows {
 }
 
 /// What was allocated and freed up to a step boundary: bytes by the phase in which it happened, and blocks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flow {
     pub step: u32,
-    pub born: [u64; PHASES.len()],
-    pub freed: [u64; PHASES.len()],
+    pub born: [u64; PHASE_NUMBERS],
+    pub freed: [u64; PHASE_NUMBERS],
     pub blocks_born: u64,
     pub blocks_freed: u64,
+}
+
+impl Default for Flow {
+    fn default() -> Flow {
+        Flow { step: 0, born: [0; PHASE_NUMBERS], freed: [0; PHASE_NUMBERS], blocks_born: 0, blocks_freed: 0 }
+    }
 }
 
 /// Flows at the newest boundary and at two before, so that the recent part of a run (between a half and three
@@ -151,7 +157,7 @@ impl Flows {
     pub fn recent(&self) -> Option<(u32, Flow)> {
         let (from, to) = (if self.marks[0].step > 0 { self.marks[0] } else { self.marks[1] }, self.now);
         let steps = to.step.checked_sub(from.step).filter(|steps| *steps > 0 && from.step > 0)?;
-        let less = |a: [u64; PHASES.len()], b: [u64; PHASES.len()]| std::array::from_fn(|at| a[at] - b[at]);
+        let less = |a: [u64; PHASE_NUMBERS], b: [u64; PHASE_NUMBERS]| std::array::from_fn(|at| a[at] - b[at]);
         let flow = Flow {
             step: to.step,
             born: less(to.born, from.born),

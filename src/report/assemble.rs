@@ -4,17 +4,12 @@
 //! Invariant: the verdict follows from the findings; "not a leak, because" is said of what was suspected.
 
 use super::describe;
-use super::model::{NotLeak, Report, Run, SCHEMA, Site, Undecided, Verdict};
-use super::units;
+use super::model::{NotLeak, Report, Run, SCHEMA, Site, Undecided};
+use super::summing;
 use super::view::{DeviceView, SiteView};
-use crate::ledger::{Class, Clock, Judge, State, Symbols};
+use crate::ledger::{Case, Class, Clock, Judge, State, Symbols};
 use serde_json::{Map, Value};
-use std::fmt::Write as _;
 
-/// Fewer steps than this decide nothing.
-const LEAST_STEPS: u64 = 10;
-/// Steps after which a site that accumulates has been called.
-const RIPE: u64 = 40;
 /// Most entries under "not leaks".
 const NOT_LEAKS: usize = 12;
 
@@ -52,7 +47,7 @@ pub fn assemble(
                 .and_then(|lead| part.and_then(|part| find(part, |view| view.stack == lead.stack_id))),
         };
         let Some(site) = site else { continue };
-        finding.phase = site.phase.name().to_owned();
+        finding.phase = clock.phase_name(site.phase);
         finding.series = site.history.clone();
         if found.fragmentation.is_some() {
             finding.allocated_at = symbols.allocated_at(site.stack);
@@ -65,20 +60,20 @@ pub fn assemble(
             .cmp(&(b.class == Class::Fragmentation))
             .then(b.live_bytes.cmp(&a.live_bytes))
     });
-    let not_leaks = not_leaks(judge, &parts, symbols);
     let undecided = undecided(judge, &parts, symbols);
-    let (verdict, mut reason) = verdict(&run, &findings, &parts, symbols);
-    if verdict == Verdict::Clean && !undecided.is_empty() {
-        let _ = write!(reason, "; {} undecided", units::plural(undecided.len() as u64, "growth"));
-    }
+    let not_leaks = not_leaks(judge, &parts, symbols);
+    let (verdict, reason) = summing::verdict(&run, &findings, &undecided, &parts, judge, symbols);
     let mut sites: Vec<Site> =
-        parts.iter().flat_map(|part| &part.view.sites).map(|view| site(view, symbols)).collect();
+        parts.iter().flat_map(|part| &part.view.sites).map(|view| site(view, symbols, clock)).collect();
     sites.sort_by_key(|site| std::cmp::Reverse(site.live_bytes));
     let devices = parts
         .into_iter()
         .map(|part| {
             let mut device = part.view.device;
             device.stats = part.stats;
+            for (bytes, phase) in device.phases.iter_mut().zip(&part.view.phases) {
+                bytes.phase = clock.phase_name(*phase);
+            }
             device
         })
         .collect();
@@ -98,7 +93,11 @@ pub fn assemble(
 
 /// Growth that nobody has judged yet: candidates that wait, and sites on their way to one.
 fn undecided(judge: &Judge, parts: &[DevicePart], symbols: &dyn Symbols) -> Vec<Undecided> {
-    let judged = |case: &&crate::ledger::Case| !matches!(&case.state, State::Dismissed { reason, .. } if reason.is_empty());
+    // A case that thins is undecided, whatever was said of it before.
+    let judged = |case: &&Case| {
+        let open = matches!(&case.state, State::Dismissed { reason, .. } if reason.is_empty());
+        !open && (case.is_open() || case.thins.is_none())
+    };
     let known: Vec<(i32, u32)> =
         judge.cases().iter().filter(judged).map(|case| (case.device, case.stack)).collect();
     let mut said: Vec<Undecided> = Vec::new();
@@ -127,7 +126,7 @@ fn find(part: &DevicePart, which: impl Fn(&SiteView) -> bool) -> Option<&SiteVie
     part.view.sites.iter().find(|view| which(view))
 }
 
-fn site(view: &SiteView, symbols: &dyn Symbols) -> Site {
+fn site(view: &SiteView, symbols: &dyn Symbols, clock: &Clock) -> Site {
     Site {
         device: i64::from(view.device),
         stack_id: view.stack,
@@ -139,7 +138,7 @@ fn site(view: &SiteView, symbols: &dyn Symbols) -> Site {
         allocated_blocks: view.born_blocks,
         freed_bytes: view.freed_bytes,
         freed_blocks: view.freed_blocks,
-        phase: view.phase.name().to_owned(),
+        phase: clock.phase_name(view.phase),
         generations: view.generations.clone(),
         history: view.history.clone(),
     }
@@ -147,9 +146,17 @@ fn site(view: &SiteView, symbols: &dyn Symbols) -> Site {
 
 fn not_leaks(judge: &Judge, parts: &[DevicePart], symbols: &dyn Symbols) -> Vec<NotLeak> {
     let mut said: Vec<NotLeak> = Vec::new();
+    // What is undecided is said there.
+    let open = |case: &Case| {
+        let mut open = parts.iter().flat_map(|part| &part.view.open);
+        case.thins.is_some() && open.any(|open| (open.device, open.stack) == (case.device, case.stack))
+    };
     let mut stacks = Vec::new();
     for finding in judge.findings() {
         let Some(because) = &finding.withdrawn else { continue };
+        if finding.cases.iter().any(|&at| open(&judge.cases()[at])) {
+            continue;
+        }
         let lead = finding.cases.first().map(|&at| &judge.cases()[at]);
         stacks.extend(finding.cases.iter().map(|&at| judge.cases()[at].stack));
         said.push(NotLeak {
@@ -169,7 +176,7 @@ fn not_leaks(judge: &Judge, parts: &[DevicePart], symbols: &dyn Symbols) -> Vec<
     let mut dismissed: Vec<NotLeak> = Vec::new();
     for case in judge.cases() {
         let State::Dismissed { reason, .. } = &case.state else { continue };
-        if reason.is_empty() || stacks.contains(&case.stack) {
+        if reason.is_empty() || stacks.contains(&case.stack) || open(case) {
             continue;
         }
         stacks.push(case.stack);
@@ -214,50 +221,4 @@ fn not_leaks(judge: &Judge, parts: &[DevicePart], symbols: &dyn Symbols) -> Vec<
     }
     said.truncate(NOT_LEAKS);
     said
-}
-
-fn verdict(
-    run: &Run,
-    findings: &[super::model::Finding],
-    parts: &[DevicePart],
-    symbols: &dyn Symbols,
-) -> (Verdict, String) {
-    let leaks = findings.iter().filter(|finding| finding.class != Class::Fragmentation).count() as u64;
-    if let Some(first) = findings.first() {
-        let place = first.allocated_at.as_ref().map_or_else(String::new, |frame| {
-            format!(", allocated at {}:{} in {}", super::text::base(&frame.file), frame.line, frame.function)
-        });
-        let also = if leaks > 0 && leaks < findings.len() as u64 { "; memory is fragmented too" } else { "" };
-        let verdict = if leaks > 0 { Verdict::Leak } else { Verdict::Fragmentation };
-        let what = super::text::rate(first);
-        return (
-            verdict,
-            format!(
-                "{}: {} {what}{place}{also}",
-                units::plural(findings.len() as u64, "finding"),
-                first.class.name()
-            ),
-        );
-    }
-    let steps = units::plural(run.steps, "step");
-    if run.steps == 0 {
-        let why = "no step was seen, so nothing can be said of growth: train with a torch optimizer, or call \
-                   strandline.step() once per iteration";
-        return (Verdict::Undecided, why.to_owned());
-    }
-    if run.steps < LEAST_STEPS {
-        return (Verdict::Undecided, format!("only {steps} seen; at least {RIPE} decide"));
-    }
-    let unripe = parts.iter().find_map(|part| part.view.unripe).filter(|_| run.steps < RIPE);
-    if let Some(stack) = unripe {
-        let place = symbols.allocated_at(stack).map_or_else(
-            || "one site".to_owned(),
-            |frame| format!("{}:{}", super::text::base(&frame.file), frame.line),
-        );
-        let why = format!(
-            "{place} left blocks behind in most of the {steps} seen; {RIPE} steps decide whether it goes on"
-        );
-        return (Verdict::Undecided, why);
-    }
-    (Verdict::Clean, format!("nothing accumulated in {steps}"))
 }

@@ -30,6 +30,8 @@ fn leak(judge: &Judge, found: &findings::Finding, symbols: &dyn Symbols, clock: 
     let pattern = &leading.pattern;
     let live_bytes = cases.iter().map(|case| case.live_bytes).sum();
     let per_step: f64 = cases.iter().map(|case| case.pattern.bytes_per_step).sum();
+    let differing = cases.iter().filter(|case| case.pattern.uneven);
+    let uneven: f64 = differing.map(|case| case.pattern.bytes_per_step).sum();
     let epoch = epoch_length(clock);
     let per_epoch = match pattern.shape {
         Shape::Periodic { .. } if found.class == Class::PerEpoch => per_step * pattern.period,
@@ -44,6 +46,7 @@ fn leak(judge: &Judge, found: &findings::Finding, symbols: &dyn Symbols, clock: 
         live_blocks: cases.iter().map(|case| case.live_blocks).sum(),
         bytes_per_step: per_step,
         bytes_per_epoch: per_epoch,
+        uneven: uneven * 10.0 > per_step,
         evidence: evidence(leading, judge.steps()) + &over(&cases),
         released_by: answer.released_by.clone().unwrap_or_else(|| "unknown".to_owned()),
         allocated_at: places[order[0]].clone(),
@@ -59,7 +62,7 @@ fn leak(judge: &Judge, found: &findings::Finding, symbols: &dyn Symbols, clock: 
         kept_at: answer.kept_at,
         id: found.id,
         shape: crate::ledger::wire::shape_name(pattern.shape).to_owned(),
-        phase: Phase::default().name().to_owned(),
+        phase: clock.phase_name(Phase::default()),
         first_step: pattern.first,
         last_step: pattern.last,
         forecast: forecast(judge, found.device, per_step, clock).filter(|_| leading.over.is_none()),
@@ -90,6 +93,7 @@ fn fragmentation(judge: &Judge, found: &findings::Finding, seen: &Fragmentation,
         live_blocks: 0,
         bytes_per_step: seen.bytes_per_step,
         bytes_per_epoch: seen.bytes_per_step * epoch_length(clock).unwrap_or(0.0),
+        uneven: false,
         evidence: format!(
             "reserved memory grew to {} since step {} while at most {} were in use at a time",
             units::bytes(seen.reserved as f64),
@@ -108,7 +112,7 @@ fn fragmentation(judge: &Judge, found: &findings::Finding, seen: &Fragmentation,
             .to_owned(),
         id: found.id,
         shape: "reserved".to_owned(),
-        phase: Phase::default().name().to_owned(),
+        phase: clock.phase_name(Phase::default()),
         first_step: seen.since,
         last_step: judge.steps().saturating_sub(1),
         forecast: forecast(judge, found.device, seen.bytes_per_step, clock),
@@ -199,11 +203,11 @@ fn per(pattern: &Pattern) -> String {
     }
 }
 
-/// What to do when nobody named a holder.
-/// For programs without Python, whose references nobody can follow.
+/// What to do in programs without Python, whose references nobody can follow.
 const NATIVE_FIX: &str =
     "nothing frees these blocks: free each when it is no longer needed, or bound what keeps them";
 
+/// What to do when nobody named a holder.
 fn fix(shape: Shape) -> &'static str {
     match shape {
         Shape::Regrow => {

@@ -49,22 +49,31 @@ fn peak(books: &DeviceBooks) -> Option<Note> {
             "validation-peak",
             "validation needs more at once than a training step, and all of it is freed again".to_owned(),
         )
-    } else {
+    } else if newest.by_input {
         ("largest-input", "it is the largest input so far, and all of it is freed again".to_owned())
+    } else {
+        (
+            "other-work",
+            "that step did something that the usual ones do not (this line allocated most of it), and all of it is freed \
+             again"
+                .to_owned(),
+        )
     };
     let (high, low) = (units::bytes(newest.need as f64), units::bytes(usual as f64));
     // Among inputs in random order, the n-th is the largest so far with probability 1/n.
     let rare = f64::from(count) <= 2.0 + 3.0 * f64::from(ended.max(1)).ln();
     let what = if count > 2 && newest.step >= 3 && rare {
+        let thins = if books.records_thin_out() { ", ever more rarely" } else { "" };
         format!(
-            "a step's need rose {} times, ever more rarely, to {high} in step {}; usual is {low}",
+            "a step's need rose {} times{thins}, to {high} in step {}; usual is {low}",
             count - 1,
             newest.step
         )
     } else {
         format!("step {} needed {high} at once; usual is {low}", newest.step)
     };
-    Some(Note { kind, what, because, bytes: newest.need, ..Note::default() })
+    let stack = newest.stack.filter(|_| kind == "other-work");
+    Some(Note { kind, stack, what, because, bytes: newest.need, ..Note::default() })
 }
 
 /// Much more is reserved than any recent step needed, and it no longer grows.

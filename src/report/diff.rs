@@ -37,7 +37,8 @@ pub struct Side {
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct DeviceChange {
     pub device: i64,
-    pub live_bytes: [u64; 2],
+    /// At the last step boundary; None where it is not known.
+    pub live_bytes: [Option<u64>; 2],
     pub live_blocks: [u64; 2],
     pub peak_bytes: [u64; 2],
     pub reserved_bytes: [u64; 2],
@@ -104,7 +105,7 @@ fn devices(a: &Report, b: &Report) -> Vec<DeviceChange> {
             let reserved = |d: &super::model::Device| d.series.last().map_or(0, |point| point.reserved);
             DeviceChange {
                 device: number,
-                live_bytes: [x.live_bytes, y.live_bytes],
+                live_bytes: [x.allocated(), y.allocated()],
                 live_blocks: [x.live_blocks, y.live_blocks],
                 peak_bytes: [x.peak_bytes, y.peak_bytes],
                 reserved_bytes: [reserved(&x), reserved(&y)],
@@ -246,18 +247,16 @@ impl Diff {
                 if device.device < 0 { "host".to_owned() } else { format!("device {}", device.device) };
             for (what, values) in [
                 ("live", device.live_bytes),
-                ("peak", device.peak_bytes),
-                ("reserved", device.reserved_bytes),
+                ("peak", device.peak_bytes.map(Some)),
+                ("reserved", device.reserved_bytes.map(Some)),
             ] {
-                let [x, y] = values;
-                let change = signed(y as i64 - x as i64);
-                let _ = writeln!(
-                    out,
-                    "  {:<14}{:>14}{:>14}{change:>14}",
-                    format!("{name} {what}"),
-                    units::bytes(x as f64),
-                    units::bytes(y as f64)
-                );
+                let change = match values {
+                    [Some(x), Some(y)] => signed(y as i64 - x as i64),
+                    _ => String::new(),
+                };
+                let [x, y] = values
+                    .map(|value| value.map_or("unknown".to_owned(), |bytes| units::bytes(bytes as f64)));
+                let _ = writeln!(out, "  {:<14}{x:>14}{y:>14}{change:>14}", format!("{name} {what}"));
             }
         }
         if !self.findings.is_empty() {

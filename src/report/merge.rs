@@ -47,7 +47,8 @@ pub struct Rank {
     pub pid: u32,
     pub verdict: String,
     pub steps: u64,
-    pub live_bytes: u64,
+    /// At the last step boundary; None where it is not known.
+    pub live_bytes: Option<u64>,
     pub peak_bytes: u64,
     pub reserved_bytes: u64,
     /// Of this device's findings.
@@ -102,7 +103,7 @@ pub fn merge(reports: Vec<Report>) -> Merged {
     let ranks: Vec<Rank> = newest.values().flat_map(ranks_of).collect();
     let mut totals = Totals::default();
     for rank in &ranks {
-        totals.live_bytes += rank.live_bytes;
+        totals.live_bytes += rank.live_bytes.unwrap_or(0);
         totals.peak_bytes += rank.peak_bytes;
         totals.reserved_bytes += rank.reserved_bytes;
         totals.bytes_per_step += rank.bytes_per_step;
@@ -132,7 +133,7 @@ fn ranks_of(report: &Report) -> Vec<Rank> {
             pid: report.run.pid,
             verdict: report.verdict.name().to_owned(),
             steps: report.run.steps,
-            live_bytes: device.live_bytes,
+            live_bytes: device.allocated(),
             peak_bytes: device.peak_bytes,
             reserved_bytes: device.series.last().map_or(0, |point| point.reserved),
             bytes_per_step: report
@@ -332,7 +333,7 @@ impl Merged {
             let _ = writeln!(
                 out,
                 "  {name:<6}{device:<8}{verdict:<15}{steps:>8}{:>12}{:>12}{:>12}{:>17}",
-                units::bytes(r.live_bytes as f64),
+                r.live_bytes.map_or("unknown".to_owned(), |bytes| units::bytes(bytes as f64)),
                 units::bytes(r.peak_bytes as f64),
                 units::bytes(r.reserved_bytes as f64),
                 if r.bytes_per_step > 0.0 {
@@ -350,7 +351,7 @@ impl Merged {
             let _ = writeln!(out, "  … and {} more (--json lists all)", self.ranks.len() - SHOWN);
         }
         let totals = Rank {
-            live_bytes: self.totals.live_bytes,
+            live_bytes: self.ranks.iter().any(|r| r.live_bytes.is_some()).then_some(self.totals.live_bytes),
             peak_bytes: self.totals.peak_bytes,
             reserved_bytes: self.totals.reserved_bytes,
             bytes_per_step: self.totals.bytes_per_step,

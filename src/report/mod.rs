@@ -7,6 +7,7 @@
 //! | [`describe`] | a finding in words and numbers |
 //! | [`device_notes`] | what a device's own numbers say is no leak |
 //! | [`assemble`] | the whole report |
+//! | `summing` | the verdict and its one line |
 //! | [`focus`] | what of a report concerns one library |
 //! | [`segments`] | the segment map, bounded |
 //! | [`json`], [`text`], [`tables`] (of the text), [`html`], [`openmetrics`] | forms that the library writes |
@@ -37,6 +38,7 @@ pub mod openmetrics;
 pub mod pprof;
 pub mod segments;
 pub mod speedscope;
+mod summing;
 pub mod tables;
 pub mod text;
 pub mod units;

@@ -164,6 +164,14 @@ pub struct Device {
     pub segments_left_out: (u64, u64),
 }
 
+impl Device {
+    /// Bytes allocated at the last step boundary: what the end of the program frees changes nothing. Before the first
+    /// boundary, what lives now; None where nothing is known.
+    pub fn allocated(&self) -> Option<u64> {
+        self.series.last().map(|point| point.allocated).or((self.live_bytes > 0).then_some(self.live_bytes))
+    }
+}
+
 /// Neighbouring step boundaries, taken together; bytes as `[minimum, mean, maximum]`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -245,6 +253,9 @@ pub struct Finding {
     pub live_blocks: u64,
     pub bytes_per_step: f64,
     pub bytes_per_epoch: f64,
+    /// Events differ in size: the rates are means.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub uneven: bool,
     pub evidence: String,
     pub released_by: String,
     pub allocated_at: Option<Frame>,

@@ -28,12 +28,11 @@ pub fn memory(out: &mut String, report: &Report, colour: Colour) {
     );
     for device in &report.devices {
         let last = device.series.last().copied().unwrap_or_default();
-        let allocated = if device.series.is_empty() { device.live_bytes } else { last.allocated };
         let _ = writeln!(
             out,
             "  {:<8}{:>12}{:>12}{:>12}{:>12}{:>14}",
             name(device),
-            size(allocated),
+            size(device.allocated().unwrap_or(0)),
             size(device.peak_bytes),
             size(last.reserved),
             size(device.outside_bytes),

@@ -31,14 +31,15 @@ impl Colour {
     }
 }
 
-/// "+4.0 MiB/step", "214.0 MiB once".
+/// "+4.0 MiB/step", "+1.5 MiB/epoch on average" where they differ in size, "214.0 MiB once".
 pub fn rate(finding: &Finding) -> String {
+    let mean = if finding.uneven { " on average" } else { "" };
     match finding.class {
-        Class::PerIteration => format!("+{}/step", units::bytes(finding.bytes_per_step)),
+        Class::PerIteration => format!("+{}/step{mean}", units::bytes(finding.bytes_per_step)),
         Class::PerEpoch if finding.per.ends_with("steps") => {
-            format!("+{} every {}", units::bytes(finding.bytes_per_epoch), finding.per)
+            format!("+{} every {}{mean}", units::bytes(finding.bytes_per_epoch), finding.per)
         }
-        Class::PerEpoch => format!("+{}/epoch", units::bytes(finding.bytes_per_epoch)),
+        Class::PerEpoch => format!("+{}/epoch{mean}", units::bytes(finding.bytes_per_epoch)),
         Class::Sporadic => format!("+{}/step on average", units::bytes(finding.bytes_per_step)),
         Class::OneOff => format!("{} once", units::bytes(finding.live_bytes as f64)),
         Class::Fragmentation => format!("+{}/step reserved", units::bytes(finding.bytes_per_step)),

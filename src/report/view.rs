@@ -8,8 +8,9 @@ use super::device_notes;
 use super::model::{Device, Flow, Generation, PhaseBytes, SeriesPoint, Window};
 use crate::ledger::clock::EpochStart;
 use crate::ledger::notes::{self, Note};
+use crate::ledger::stayed::{self, Stayed};
 use crate::ledger::undecided::{self, Open};
-use crate::ledger::{Accounts, PHASES, Phase};
+use crate::ledger::{Accounts, PHASE_NUMBERS, PHASES, Phase};
 
 /// Sites a report lists of one device.
 pub const TOP_SITES: usize = 128;
@@ -24,10 +25,14 @@ pub const WANTED: usize = 128;
 #[derive(Clone, Debug, Default)]
 pub struct DeviceView {
     pub device: Device,
+    /// The phases of `device.phases`, in the same order: who knows the program's names puts them there.
+    pub phases: Vec<Phase>,
     pub sites: Vec<SiteView>,
     pub notes: Vec<Note>,
     /// Growth that is undecided.
     pub open: Vec<Open>,
+    /// What came after the warm-up and stayed.
+    pub stayed: Option<Stayed>,
     /// A site that seems to accumulate, seen too briefly to say.
     pub unripe: Option<u32>,
 }
@@ -74,17 +79,23 @@ impl DeviceView {
         missing.truncate(WANTED);
         order.extend(missing);
         order.sort_by_key(|&number| std::cmp::Reverse(size(number)));
+        // Of the program's own, those in which something was allocated.
+        let own = (PHASES.len()..PHASE_NUMBERS).filter(|&number| accounts.phase_born()[number] > 0);
+        let own = own.filter_map(|number| Phase::from_number(number as u32));
+        let phases: Vec<Phase> = PHASES.into_iter().chain(own).collect();
         DeviceView {
-            device: device(accounts),
+            device: device(accounts, &phases),
+            phases,
             sites: order.into_iter().map(|number| site(accounts, number, began)).collect(),
             notes: notes::notes(accounts).into_iter().chain(device_notes::notes(accounts)).collect(),
             open: undecided::open(accounts, epochs),
+            stayed: stayed::stayed(accounts, epochs),
             unripe: notes::unripe(accounts),
         }
     }
 }
 
-fn device(accounts: &Accounts) -> Device {
+fn device(accounts: &Accounts, phases: &[Phase]) -> Device {
     let books = accounts.books();
     let (peak_bytes, peak_step) = books.peak();
     let point = |p: &(u32, crate::ledger::device::DevicePoint)| SeriesPoint {
@@ -111,14 +122,15 @@ fn device(accounts: &Accounts) -> Device {
         peak_bytes,
         peak_step: u64::from(peak_step),
         epoch_peaks: books.epoch_peaks().to_vec(),
-        phases: PHASES
+        phases: phases
             .iter()
-            .map(|&phase| PhaseBytes {
-                phase: phase.name().to_owned(),
-                live_bytes: accounts.phase_live()[phase as usize],
-                allocated_bytes: accounts.phase_born()[phase as usize],
-                recent_allocated: flow.map_or(0, |(_, flow)| flow.born[phase as usize]),
-                recent_freed: flow.map_or(0, |(_, flow)| flow.freed[phase as usize]),
+            .map(|phase| phase.number())
+            .map(|number| PhaseBytes {
+                phase: String::new(),
+                live_bytes: accounts.phase_live()[number],
+                allocated_bytes: accounts.phase_born()[number],
+                recent_allocated: flow.map_or(0, |(_, flow)| flow.born[number]),
+                recent_freed: flow.map_or(0, |(_, flow)| flow.freed[number]),
             })
             .collect(),
         series,

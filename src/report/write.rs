@@ -1,7 +1,8 @@
 //! Files of a report: written aside and renamed, so that a reader never sees half of one.
 //!
 //! Must not know: what they contain.
-//! Invariant: files are 0600 unless they are meant for others, folders made here 0700; an error names the path and what to do.
+//! Invariant: files are 0600 unless they are meant for others, folders made here 0700; an error names the path and
+//! what to do.
 
 use std::fmt;
 use std::fs::{self, DirBuilder, OpenOptions};

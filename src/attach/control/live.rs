@@ -15,7 +15,7 @@ impl State {
     pub(super) fn live(&self, sites: usize, cells: usize) -> Live {
         let mut live = Live::of(self.assemble(Reason::Asked), sites);
         let now = self.clock.now();
-        live.phase = now.phase.name().to_owned();
+        live.phase = self.clock.phase_name(now.phase);
         live.steps = live.steps.max(u64::from(now.step));
         live.epoch = live.epoch.max(u64::from(now.epoch));
         live.metrics = crate::attach::metrics::server::url().map(str::to_owned);
