@@ -163,6 +163,26 @@ fn what_came_and_stayed_is_never_nothing() {
 }
 
 #[test]
+fn what_is_replaced_by_larger_ones_says_so() {
+    let mut job = Job::new(1);
+    let mut data: Option<Block> = None;
+    for step in 0..100 {
+        if step % 20 == 0 {
+            let next = job.alloc(SITE, (1 + step / 20) << 20);
+            if let Some(old) = data.replace(next) {
+                job.free(old);
+            }
+        }
+        job.train(ACT);
+    }
+    let reason = job.report().reason;
+    assert!(
+        reason.contains("takes the place of smaller ones that are freed, the newest is of step 80"),
+        "{reason}"
+    );
+}
+
+#[test]
 fn nothing_is_said_to_stay_that_takes_the_place_of_another_or_comes_and_goes() {
     let mut plain = Job::new(1);
     (0..200).for_each(|_| plain.train(ACT));
@@ -238,15 +258,15 @@ fn what_a_step_does_besides_is_no_large_input() {
 
 #[test]
 fn records_at_equal_distances_do_not_become_rarer() {
-    let notes = |sizes: &dyn Fn(u64) -> u64| {
+    let notes = |steps: u64, sizes: &dyn Fn(u64) -> u64| {
         let mut job = Job::new(1);
-        (0..100).for_each(|step| job.train(ACT * sizes(step)));
+        (0..steps).for_each(|step| job.train(ACT * sizes(step)));
         let notes = job.report().not_leaks;
         notes.into_iter().find(|note| note.kind == "largest-input").map(|note| note.what).unwrap_or_default()
     };
-    let what = notes(&|step| 1 << (step / 20));
-    assert!(what.contains("rose 4 times, to"), "{what}");
-    let what = notes(&|step| if [4, 8, 13, 21].contains(&step) { step } else { 1 });
+    let what = notes(300, &|step| 1 << (step / 60));
+    assert!(what.contains(" times, to 6.8 MiB"), "{what}");
+    let what = notes(100, &|step| if [4, 8, 13, 21].contains(&step) { step } else { 1 });
     assert!(what.contains("ever more rarely"), "{what}");
 }
 

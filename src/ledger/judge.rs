@@ -539,7 +539,8 @@ impl Case {
     /// Whether a closed case is worth another look, given what its site shows now.
     fn asks_again(&self, fresh: &Case) -> bool {
         match &self.state {
-            State::Withdrawn { measure, .. } => fresh.measure() * 2 > measure * 3,
+            // What thins out is called again where its pace holds, however much it grows.
+            State::Withdrawn { measure, .. } => self.thins.is_none() && fresh.measure() * 2 > measure * 3,
             State::Dismissed { measure, step, .. } => {
                 let bound = self.answer.as_ref().and_then(|answer| answer.bounded);
                 let room = bound.map_or(ASK_AGAIN, |b| (2 * b.capacity / b.length.max(1)).max(ASK_AGAIN));

@@ -13,11 +13,13 @@ const LEAST: f64 = 8.0;
 /// A call waits, or is taken back, when chance alone would make a pace fall so far this rarely (in standard errors).
 const WAITS: f64 = -0.8;
 const TAKEN_BACK: f64 = -3.3;
-/// Below this it is not called (again).
+/// Below this it is not called.
 const NOT_CALLED: f64 = -1.7;
+/// The same of what was taken back: it is called again only when its pace holds.
+const STILL: (f64, f64) = (-1.0, 0.9);
 /// A gap of so many steps, and of so many usual ones, is a pause if events come as before after it, so many of them.
 const PAUSE: (f64, f64) = (20.0, 4.0);
-const RESUMED: f64 = 5.0;
+const RESUMED: (f64, f64) = (5.0, 0.8);
 /// The second half has fewer than this share of the first half's events.
 const FALLEN: f64 = 2.0 / 3.0;
 
@@ -42,8 +44,8 @@ impl Pace {
 
     /// Whether what was called is taken back: far beyond chance, and by much. `before`: it was taken back already.
     pub fn fell(&self, before: bool) -> bool {
-        let least = if before { NOT_CALLED } else { TAKEN_BACK };
-        self.halves[0] + self.halves[1] >= LEAST && self.z < least && self.halves[1] < FALLEN * self.halves[0]
+        let (least, share) = if before { STILL } else { (TAKEN_BACK, FALLEN) };
+        self.halves[0] + self.halves[1] >= LEAST && self.z < least && self.halves[1] < share * self.halves[0]
     }
 }
 
@@ -68,7 +70,7 @@ pub(super) fn between(site: &Site, first: u32, ended: u32) -> Option<Pace> {
     Some(of(site.cohorts.iter().filter(|c| within(c) && c.last < to), from, to))
 }
 
-/// Whether events between `from` and `to` ceased for a while and then came at no less than half of their pace before.
+/// Whether events between `from` and `to` ceased for a while and then came at nearly their pace before.
 fn paused<'a>(cohorts: impl Iterator<Item = &'a Cohort>, from: u32, to: u32) -> bool {
     let all: Vec<&Cohort> = cohorts.collect();
     let Some(at) = (1..all.len()).max_by_key(|&at| all[at].first - all[at - 1].last) else { return false };
@@ -78,8 +80,8 @@ fn paused<'a>(cohorts: impl Iterator<Item = &'a Cohort>, from: u32, to: u32) -> 
     let earlier = f64::from(until - from + 1) / before;
     let gap = f64::from(again - until);
     gap > PAUSE.0.max(PAUSE.1 * earlier)
-        && after >= RESUMED
-        && after / f64::from(to - again + 1) >= 0.5 / earlier
+        && after >= RESUMED.0
+        && after / f64::from(to - again + 1) >= RESUMED.1 / earlier
 }
 
 fn of<'a>(cohorts: impl Iterator<Item = &'a Cohort>, from: u32, to: u32) -> Pace {

@@ -4,7 +4,7 @@
 //! Invariant: depends on the accounts alone; that a program went on to something else is no reason why what it did
 //! before was no leak; the sites of a device are walked at most once a look.
 
-use super::findings::{Case, Use};
+use super::findings::{Case, State, Use};
 use super::pace;
 use super::pattern::{Shape, View};
 use super::site::Site;
@@ -144,5 +144,6 @@ fn thins(site: &Site, case: &Case, view: &View) -> Option<[u32; 2]> {
         return None;
     }
     let pace = pace::between(site, case.pattern.first, view.ended)?;
-    pace.fell(case.thins.is_some()).then(|| pace.halves.map(|events| events.round() as u32))
+    let before = case.thins.is_some() || matches!(case.state, State::Withdrawn { .. });
+    pace.fell(before).then(|| pace.halves.map(|events| events.round() as u32))
 }

@@ -33,6 +33,8 @@ pub struct StayedSite {
     /// The steps in which it came: how many, and the newest.
     pub events: u32,
     pub newest: u32,
+    /// Older blocks of the site were freed meanwhile.
+    pub replaces: bool,
 }
 
 /// What stayed of what was allocated after the warm-up, if it is worth a word.
@@ -68,5 +70,6 @@ fn of(site: &Site, since: u32, ended: u32, rose: u64) -> Option<StayedSite> {
         bytes,
         events: came.iter().map(|c| c.events()).sum(),
         newest,
+        replaces: site.late_blocks > 0,
     })
 }

@@ -115,12 +115,18 @@ fn why(stayed: &Stayed, parts: &[DevicePart], judge: &Judge) -> String {
     if let Some(reason) = reason.as_ref().filter(|reason| !reason.is_empty()) {
         return format!("and is no leak: {reason}");
     }
-    let mut notes = parts.iter().flat_map(|part| &part.view.notes);
-    if let Some(note) = notes.find(|note| note.stack == Some(lead.stack) && note.device == stayed.device) {
+    // What a step needed for itself is not what stayed.
+    let of_peaks = |kind: &str| kind == "other-work";
+    let mut notes = parts.iter().flat_map(|part| &part.view.notes).filter(|note| !of_peaks(note.kind));
+    if let Some(note) = notes.find(|note| (note.device, note.stack) == (stayed.device, Some(lead.stack))) {
         return format!("and is no leak: {}", note.because);
     }
     match lead.events {
-        1 => format!("and is not called: it came once, in step {}, and is small", lead.newest),
+        _ if lead.replaces => format!(
+            "and is not called: it takes the place of smaller ones that are freed, the newest is of step {}",
+            lead.newest
+        ),
+        1 => format!("and is not called: it came once, in step {}", lead.newest),
         events => {
             format!("and is not called: it came in {events} steps, the newest is step {}", lead.newest)
         }
