@@ -39,9 +39,9 @@ pub(super) fn held(site: &Site, pattern: &Pattern, ended: u32) -> Held {
             let of = |c: &&Cohort| c.last >= pattern.first && c.first <= pattern.last;
             return Held::of(site.cohorts.iter().filter(of));
         }
-        Shape::Steady => 0..=u32::MAX,
-        Shape::Periodic { .. } => pattern.last..=pattern.last + 1,
-        Shape::Irregular => 1..=0,
+        Shape::Steady => 0..u32::MAX,
+        Shape::Periodic { .. } => pattern.last..pattern.last.saturating_add(2),
+        Shape::Irregular => 0..0,
     };
     let mut sum = Held::of(site.cohorts.iter().filter(|c| !young(c)));
     let events: u32 = site.cohorts.iter().filter(|c| !young(c)).map(Cohort::events).sum();

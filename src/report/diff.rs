@@ -256,7 +256,8 @@ impl Diff {
                 };
                 let [x, y] = values
                     .map(|value| value.map_or("unknown".to_owned(), |bytes| units::bytes(bytes as f64)));
-                let _ = writeln!(out, "  {:<14}{x:>14}{y:>14}{change:>14}", format!("{name} {what}"));
+                let row = format!("  {:<14}{x:>14}{y:>14}{change:>14}", format!("{name} {what}"));
+                let _ = writeln!(out, "{}", row.trim_end());
             }
         }
         if !self.findings.is_empty() {
