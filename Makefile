@@ -28,7 +28,7 @@ test-rust: build
 	$(CARGO) test --locked --no-fail-fast
 
 test-python: build
-	@venv=$$(scripts/venv.sh) && "$$venv/bin/python" -m pytest -q tests
+	@venv=$$(scripts/venv.sh) && "$$venv/bin/python" -m pytest -q -n auto --maxprocesses 4 --dist loadfile tests
 
 # The Rust declarations of the C header, made with a pinned libclang.
 bindings:

@@ -10,7 +10,7 @@ Invariant: reads source, and of the container only its keys; what the source doe
 import ast
 import itertools
 import os
-from typing import Any, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 from ._code import File, Functions, Statement, expressions, last_name
 from ._limits import Bound, length_of
@@ -206,7 +206,37 @@ class Keys:
         inner = isinstance(base, ast.Name) and any(
             base.id in _names(outer.target) for outer in outside.loops if hasattr(outer, "target")
         )
-        return self.come_again(source, outside, file, depth) if inner else again
+        if inner:
+            return self.come_again(source, outside, file, depth)
+        return again and (not isinstance(base, ast.Name) or self._stays(base.id, outside, file, depth))
+
+    def _stays(self, name: str, at: Statement, file: File, depth: int) -> bool:
+        """Whether a name is the same collection each time the loop at this place begins: not made anew before it, and
+        handed over by every caller as what stays."""
+        for value, where in self._bound(name, at, file):
+            once = not where.loops and (at.function is None or bool(at.loops))
+            outside = bool(where.loops) and where.loops != at.loops[: len(where.loops)]
+            if not (once or outside or self._value(value, where, file, depth)):
+                return False
+        if at.function is None or name not in _parameters(at.function):
+            return True
+        return depth > 0 and self._each_call(
+            at.function,
+            at.cls,
+            name,
+            lambda given, call, there: self._lasts(given, call, there, depth - 1),
+        )
+
+    def _lasts(self, given: Any, at: Statement, file: File, depth: int) -> bool:
+        """The same of what a call hands over."""
+        while isinstance(given, (ast.Attribute, ast.Subscript)):
+            given = given.value
+        if not isinstance(given, ast.Name):
+            return False
+        turning = any(given.id in _names(loop.target) for loop in at.loops if hasattr(loop, "target"))
+        if turning:
+            return self.come_again(given, at, file, depth)
+        return self._stays(given.id, at, file, depth)
 
     def _fixed(self, node: Any, at: Statement, file: File) -> bool:
         """Whether an end of a range is the same each time, as far as the names in it show."""
@@ -227,9 +257,15 @@ class Keys:
             )
         if function.name.endswith("_step") and name == "batch_idx":
             return True  # the number of the batch in its epoch, as Lightning hands it over
-        if depth <= 0:
-            return False
-        seen = 0
+        return depth > 0 and self._each_call(
+            function, cls, name, lambda given, call, there: self.come_again(given, call, there, depth - 1)
+        )
+
+    def _each_call(
+        self, function: Any, cls: Optional[str], name: str, holds: Callable[[Any, Statement, File], bool]
+    ) -> bool:
+        """Whether something holds of what every call of a function hands over under a name; there must be one."""
+        names, seen = _parameters(function), 0
         for place in self._finder.user_files:
             there = self._finder.files.get(place)
             for statement in there.statements:
@@ -239,7 +275,7 @@ class Keys:
                     ):
                         continue
                     given = _given(part, names, name)
-                    if given is None or not self.come_again(given, statement, there, depth - 1):
+                    if given is None or not holds(given, statement, there):
                         return False
                     seen += 1
         return seen > 0

@@ -232,9 +232,33 @@ def is_call(
     """The same of one call."""
     called = node.func
     if isinstance(called, ast.Name) and called.id == function.name:
-        return True
-    named = isinstance(called, ast.Attribute) and called.attr == function.name
-    return named and _may_be(called.value, cls, file, statement, finder)
+        return _means(file, function)
+    if not isinstance(called, ast.Attribute) or called.attr != function.name:
+        return False
+    if cls is None:
+        return _is_home(called.value, file, function, finder)
+    return _may_be(called.value, cls, file, statement, finder)
+
+
+def _is_home(receiver: Any, file: File, function: Any, finder: Finder) -> bool:
+    """Whether a name stands for the module (or a package around it) that a function is defined in: `json.load()` calls
+    no other `load`."""
+    homes: Set[str] = set()
+    for place in finder.user_files:
+        if any(node is function for node, _ in finder.files.get(place).functions):
+            homes.update(os.path.splitext(place)[0].split(os.sep))
+    return isinstance(receiver, ast.Name) and any(
+        receiver.id == (each.asname or each.name.split(".")[0]) and each.name.split(".")[-1] in homes
+        for statement in file.statements
+        if isinstance(statement.node, (ast.Import, ast.ImportFrom))
+        for each in statement.node.names
+    )
+
+
+def _means(file: File, function: Any) -> bool:
+    """Whether a function's name means that function in a file: it is defined or bound there, and no other is."""
+    here = [node for node, _ in file.functions if node.name == function.name]
+    return function in here or (not here and function.name in _bound_in(file))
 
 
 def _may_be(receiver: Any, cls: Optional[str], file: File, statement: Statement, finder: Finder) -> bool:
@@ -252,8 +276,6 @@ def _is_a(receiver: Any, cls: Optional[str], statement: Statement, finder: Finde
         name = last_name(base.func)
         return True if name in ("super", cls) else False if name[:1].isupper() else None
     name = last_name(base)
-    if cls is None:  # a function of a module
-        return isinstance(base, ast.Name) and _IMPORT in _bound(finder, name)
     if name in ("self", "cls") and isinstance(base, ast.Name):
         return statement.cls is not None and _related(statement.cls, cls, finder)
     other = False
@@ -276,14 +298,18 @@ def _bound(finder: Finder, name: str) -> List[Any]:
     """What a name is bound to anywhere in the user's files."""
     found: List[Any] = []
     for place in finder.user_files:
-        file = finder.files.get(place)
-        if file.bound is None:
-            file.bound = {}
-            for statement in file.statements:
-                for target, value in _bindings(statement.node):
-                    file.bound.setdefault(target, []).append(value)
-        found += file.bound.get(name, [])
+        found += _bound_in(finder.files.get(place)).get(name, [])
     return found
+
+
+def _bound_in(file: File) -> Dict[str, List[Any]]:
+    """What the names in a file are bound to."""
+    if file.bound is None:
+        file.bound = {}
+        for statement in file.statements:
+            for target, value in _bindings(statement.node):
+                file.bound.setdefault(target, []).append(value)
+    return file.bound
 
 
 def _bindings(node: Any) -> Iterator[Tuple[str, Any]]:

@@ -143,7 +143,7 @@ GET = "if {0} not in self.c: x = torch.randn(64); note(x); self.c[{0}] = x  # KE
 cache(
     "of a data set, by index",
     DATA.format(fill=GET.format("i"), key="i"),
-    r"loader\.dataset\.c\[\d+\]",
+    r"(loader\.dataset|iterator\._dataset)\.c\[\d+\]",
     SAMPLE.format("i"),
     bounded={"length": 24, "capacity": 40},
 )
@@ -153,7 +153,7 @@ cache(
         fill="import random; top = random.randrange(1 << 40)\n        " + GET.format("(i, top)"),
         key="(i, top)",
     ),
-    r"loader\.dataset\.c\[",
+    r"(loader\.dataset|iterator\._dataset)\.c\[",
 )
 
 cache(
@@ -196,3 +196,22 @@ pattern(
     r"lru_cache of load\(\)",
     r"the cache of load\(\) keeps its arguments",
 )
+
+WALK = """
+cache = {}
+names = [str(n) for n in range(12)]
+def walk(tokens):
+    for token in tokens:
+        if token not in cache: y = torch.ones(64); note(y); cache[token] = y  # KEEP
+        tick()
+for epoch in range(1):
+    WALKED
+ask()
+"""
+cache(
+    "by what every caller hands over again",
+    WALK.replace("WALKED", "walk(names)"),
+    not_leak=SAMPLE.format("token"),
+)
+cache("by what a caller makes anew", WALK.replace("WALKED", "walk([str(epoch), *names])"))
+cache("by what is bound anew before the call", WALK.replace("WALKED", "fresh = list(names); walk(fresh)"))
