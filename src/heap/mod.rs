@@ -454,39 +454,6 @@ impl<D: Driver> Heap<D> {
         Ok(Freed { requested, size, stream, tag })
     }
 
-    /// A block is freed that other streams use: it waits for them. Returns the stream that it was handed to.
-    #[cold]
-    fn wait_for(&mut self, handed: Handed, part: usize, size: u64) -> Stream {
-        self.clock += 1;
-        self.stats.began_to_wait(part, size);
-        match handed {
-            Handed::Block(id) => self.blocks[id].state = State::Pending,
-            Handed::Slot(slab, slot) => {
-                self.slabs[slab].meta[slot as usize].set_state(SlotState::Pending);
-            }
-        }
-        let stream = self.stream_of(handed);
-        self.begin_wait(handed);
-        stream
-    }
-
-    /// Nobody uses a block any more that waited.
-    fn settle(&mut self, handed: Handed) {
-        match handed {
-            Handed::Block(id) => {
-                let block = &self.blocks[id];
-                self.stats.waited(part_of(block.arena), block.size, block.word);
-                self.give_block(id);
-            }
-            Handed::Slot(id, slot) => {
-                let slab = &self.slabs[id];
-                let requested = slab.meta[slot as usize].requested();
-                self.stats.waited(SMALL, u64::from(slab.size), requested);
-                self.give_slot(id, slot as usize);
-            }
-        }
-    }
-
     /// Makes a slot free; returns the lane's stream.
     #[inline]
     fn give_slot(&mut self, id: u32, slot: usize) -> Stream {

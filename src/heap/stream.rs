@@ -12,7 +12,10 @@
 
 use std::collections::VecDeque;
 
-use super::block::{Id, NONE};
+use super::arena::part_of;
+use super::block::{Id, NONE, State};
+use super::slab::SlotState;
+use super::stats::SMALL;
 use super::{Driver, DriverError, Event, Heap, Stream};
 
 /// What is handed out: a fitted block, or a slot of a slab.
@@ -103,8 +106,41 @@ impl<D: Driver> Heap<D> {
         }
     }
 
+    /// A block is freed that other streams use: it waits for them. Returns the stream that it was handed to.
+    #[cold]
+    pub(super) fn wait_for(&mut self, handed: Handed, part: usize, size: u64) -> Stream {
+        self.clock += 1;
+        self.stats.began_to_wait(part, size);
+        match handed {
+            Handed::Block(id) => self.blocks[id].state = State::Pending,
+            Handed::Slot(slab, slot) => {
+                self.slabs[slab].meta[slot as usize].set_state(SlotState::Pending);
+            }
+        }
+        let stream = self.stream_of(handed);
+        self.begin_wait(handed);
+        stream
+    }
+
+    /// Nobody uses a block any more that waited.
+    fn settle(&mut self, handed: Handed) {
+        match handed {
+            Handed::Block(id) => {
+                let block = &self.blocks[id];
+                self.stats.waited(part_of(block.arena), block.size, block.word);
+                self.give_block(id);
+            }
+            Handed::Slot(id, slot) => {
+                let slab = &self.slabs[id];
+                let requested = slab.meta[slot as usize].requested();
+                self.stats.waited(SMALL, u64::from(slab.size), requested);
+                self.give_slot(id, slot as usize);
+            }
+        }
+    }
+
     /// Starts the wait of a freed block for the streams that use it.
-    pub(super) fn begin_wait(&mut self, handed: Handed) {
+    fn begin_wait(&mut self, handed: Handed) {
         self.pending.blocks += 1;
         (self.until_poll, self.poll_gap) = (1, 1);
         if self.capturing() || self.record_uses(handed).is_err() {
