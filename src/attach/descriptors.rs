@@ -46,6 +46,15 @@ pub fn watch(fd: i32, events: i16) -> libc::pollfd {
     libc::pollfd { fd, events, revents: 0 }
 }
 
+/// Waits until one of them is ready, for at most `milliseconds`. A poll that fails is not tried again at once.
+pub fn poll(watched: &mut [libc::pollfd], milliseconds: i32) {
+    // SAFETY: the slice lives through the call.
+    let ready = unsafe { libc::poll(watched.as_mut_ptr(), watched.len() as libc::nfds_t, milliseconds) };
+    if ready < 0 && io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
+        std::thread::sleep(std::time::Duration::from_secs(1));
+    }
+}
+
 /// Whether there is nothing to be had or sent just now.
 pub fn waits(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)

@@ -81,11 +81,7 @@ fn serve() {
     loop {
         let mut watched = vec![descriptors::watch(listener.as_raw_fd(), libc::POLLIN)];
         watched.extend(connections.iter().map(Connection::watch));
-        // SAFETY: the array lives through the call.
-        let ready = unsafe { libc::poll(watched.as_mut_ptr(), watched.len() as libc::nfds_t, 10_000) };
-        if ready < 0 && io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
-            std::thread::sleep(Duration::from_secs(1));
-        }
+        descriptors::poll(&mut watched, 10_000);
         for (connection, seen) in connections.iter_mut().zip(&watched[1..]) {
             if seen.revents != 0 {
                 connection.go_on();

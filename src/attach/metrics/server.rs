@@ -113,11 +113,7 @@ fn answer(listener: &TcpListener, here_only: bool) {
         let now = Instant::now();
         let next = connections.iter().map(|c| c.until.saturating_duration_since(now)).min();
         let wait = next.unwrap_or(Duration::from_secs(60)).as_millis() as i32 + 1;
-        // SAFETY: the array lives through the call.
-        let ready = unsafe { libc::poll(watched.as_mut_ptr(), watched.len() as libc::nfds_t, wait) };
-        if ready < 0 && io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
-            std::thread::sleep(Duration::from_secs(1));
-        }
+        descriptors::poll(&mut watched, wait);
         for (connection, seen) in connections.iter_mut().zip(&watched[1..]) {
             if seen.revents != 0 {
                 connection.go_on(&mut source, here_only);
