@@ -16,11 +16,14 @@ use strandline::heap::{Address, Config, Heap, Preset};
 use strandline::replay::price::{Priced, Tally};
 use strandline::replay::subject::{Figures, StrandlineHeap, Subject};
 use strandline::replay::{file, run};
-use work::{Allocator, S0, draws};
+use work::{Allocator, Churn, S0, draws};
 use yardstick::Yardstick;
 
 mod work;
 mod yardstick;
+
+/// Of one short run of churn.
+const OPERATIONS: usize = 1 << 16;
 
 fn pair<A: Allocator>(c: &mut Criterion, name: &str, make: impl Fn() -> A) {
     let mut group = c.benchmark_group(format!("pair/{name}"));
@@ -39,27 +42,14 @@ fn pair<A: Allocator>(c: &mut Criterion, name: &str, make: impl Fn() -> A) {
 fn churn<A: Allocator>(c: &mut Criterion, name: &str, make: impl Fn() -> A) {
     let mut group = c.benchmark_group(format!("churn/{name}"));
     for (label, largest) in [("small", 512.0 * 1024.0), ("mixed", 16.0 * 1024.0 * 1024.0)] {
-        let mut heap = make();
-        let draws = draws(largest);
-        let mut live: Vec<Address> = draws[..2000].iter().map(|&(_, size)| heap.get(size, S0)).collect();
-        let mut next = 0;
-        group.bench_function(BenchmarkId::from_parameter(label), |b| {
-            b.iter(|| {
-                let (slot, size) = draws[next & (draws.len() - 1)];
-                next += 1;
-                heap.put(live[slot]);
-                live[slot] = heap.get(size, S0);
-            });
-        });
+        let mut churn = Churn::new(make(), largest);
+        group.bench_function(BenchmarkId::from_parameter(label), |b| b.iter(|| churn.turn()));
         // On a machine that others use too, the best of many short runs says what the code costs.
         let mut runs: Vec<f64> = (0..40)
             .map(|_| {
                 let start = std::time::Instant::now();
-                for &(slot, size) in &draws {
-                    heap.put(live[slot]);
-                    live[slot] = heap.get(size, S0);
-                }
-                start.elapsed().as_nanos() as f64 / draws.len() as f64
+                (0..OPERATIONS).for_each(|_| churn.turn());
+                start.elapsed().as_nanos() as f64 / OPERATIONS as f64
             })
             .collect();
         runs.sort_by(f64::total_cmp);

@@ -11,8 +11,8 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use strandline::driver::host::{BooksDriver, HostDriver};
-use strandline::heap::{Address, Config, Heap};
-use work::{Allocator, S0, draws};
+use strandline::heap::{Config, Heap};
+use work::{Allocator, Churn, S0};
 use yardstick::Yardstick;
 
 mod work;
@@ -32,13 +32,9 @@ fn pair(mut heap: impl Allocator, size: u64, operations: usize) {
     }
 }
 
-fn churn(mut heap: impl Allocator, largest: f64, operations: usize) {
-    let draws = draws(largest);
-    let mut live: Vec<Address> = draws[..2000].iter().map(|&(_, size)| heap.get(size, S0)).collect();
-    for &(slot, size) in draws.iter().cycle().take(operations) {
-        heap.put(live[slot]);
-        live[slot] = heap.get(size, S0);
-    }
+fn churn(heap: impl Allocator, largest: f64, operations: usize) {
+    let mut churn = Churn::new(heap, largest);
+    (0..operations).for_each(|_| churn.turn());
 }
 
 fn work(heap: impl Allocator, name: &str, operations: usize) {

@@ -63,3 +63,28 @@ impl<D: Driver> Allocator for Yardstick<D> {
         self.free(at);
     }
 }
+
+/// Blocks of which a random one is freed and another allocated, again and again.
+pub struct Churn<A> {
+    heap: A,
+    draws: Vec<(usize, u64)>,
+    live: Vec<Address>,
+    next: usize,
+}
+
+impl<A: Allocator> Churn<A> {
+    /// 2,000 blocks of up to `largest` bytes.
+    pub fn new(mut heap: A, largest: f64) -> Self {
+        let draws = draws(largest);
+        let live = draws[..2000].iter().map(|&(_, size)| heap.get(size, S0)).collect();
+        Churn { heap, draws, live, next: 0 }
+    }
+
+    #[inline]
+    pub fn turn(&mut self) {
+        let (slot, size) = self.draws[self.next & (self.draws.len() - 1)];
+        self.next += 1;
+        self.heap.put(self.live[slot]);
+        self.live[slot] = self.heap.get(size, S0);
+    }
+}
