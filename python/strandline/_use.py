@@ -243,15 +243,19 @@ def is_call(
 def _is_home(receiver: Any, file: File, function: Any, finder: Finder) -> bool:
     """Whether a name stands for the module (or a package around it) that a function is defined in: `json.load()` calls
     no other `load`."""
-    homes: Set[str] = set()
-    for place in finder.user_files:
-        if any(node is function for node, _ in finder.files.get(place).functions):
-            homes.update(os.path.splitext(place)[0].split(os.sep))
-    return isinstance(receiver, ast.Name) and any(
-        receiver.id == (each.asname or each.name.split(".")[0]) and each.name.split(".")[-1] in homes
+    if not isinstance(receiver, ast.Name):
+        return False
+    modules = {
+        each.name.split(".")[-1]
         for statement in file.statements
         if isinstance(statement.node, (ast.Import, ast.ImportFrom))
         for each in statement.node.names
+        if receiver.id == (each.asname or each.name.split(".")[0])
+    }
+    return bool(modules) and any(
+        modules.intersection(os.path.splitext(place)[0].split(os.sep))
+        for place in finder.user_files
+        if any(node is function for node, _ in finder.files.get(place).functions)
     )
 
 

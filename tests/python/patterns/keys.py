@@ -190,6 +190,13 @@ pattern(
     not_leak=r"filled once for each sample: load\(\) is called with i, scale that come again",
 )
 pattern(
+    "lru_cache by index beside another module's function of that name",
+    CALLS.format(arguments="i, 2.0") + "import io, json\njson.load(io.StringIO('1'))\n",
+    "lru_cache",
+    r"lru_cache of load\(\)",
+    not_leak=r"filled once for each sample: load\(\) is called with i, scale that come again",
+)
+pattern(
     "lru_cache by a number that anneals",
     CALLS.format(arguments="0, 1.0 / (1 + i + 12 * epoch)"),
     "lru_cache",
