@@ -74,13 +74,16 @@ class Runner:
     def run(self, *command, options=(), out=None, **how) -> Done:
         return self.bare(*self.command(*command, options=options, out=out), **how)
 
-    def start(self, *command, options=(), env=None) -> subprocess.Popen:
+    def start(
+        self, *command, options=(), out=None, env=None, stdin=None, stderr=subprocess.PIPE
+    ) -> subprocess.Popen:
         return subprocess.Popen(
-            [str(c) for c in self.command(*command, options=options)],
+            [str(c) for c in self.command(*command, options=options, out=out)],
             env=self.environment(env),
             cwd=self.folder,
+            stdin=stdin,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             text=True,
         )
 
@@ -99,6 +102,20 @@ class Runner:
         if quiet:
             assert ours.err == plain.err
         return ours
+
+
+class Running:
+    """A job that runs, its `process`, until it is told to end; it does not outlive the block that it is used in."""
+
+    process: subprocess.Popen
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
 
 
 def wait_for_line(process: subprocess.Popen, text: str) -> None:

@@ -14,7 +14,7 @@ import termios
 import time
 
 import pytest
-from runner import COMMAND, end, wait_for_line
+from runner import COMMAND, Running, end, wait_for_line
 
 # CI does fewer than the figure that was promised, which is 1,000.
 DUMPS = int(os.environ.get("STRANDLINE_DUMPS", "60"))
@@ -48,33 +48,17 @@ TRAIN = """
 """
 
 
-class Job:
+class Job(Running):
     """A job that runs until it is told to end, and the process of it."""
 
     def __init__(self, jobs, python, text="serve(1)", options=("--quiet",), env=None):
         import textwrap
 
         script = jobs.script(textwrap.dedent(TRAIN) + textwrap.dedent(text))
-        self.process = subprocess.Popen(
-            [str(c) for c in jobs.command(python, script, options=options)],
-            env=jobs.environment(env),
-            cwd=jobs.folder,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        self.process = jobs.start(python, script, options=options, env=env, stdin=subprocess.PIPE)
         self.pid = self.process.pid
         wait_for_line(self.process, "ready")
         self.socket = next((p for p in places(self.pid, env) if wait_for(p.exists, 10)), None)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.communicate()
 
     def finish(self):
         """(exit code, output, errors)"""
@@ -382,14 +366,8 @@ def test_a_job_that_has_the_signal_for_itself_is_not_sent_it(jobs, python):
 
     before = text + textwrap.dedent(TRAIN) + "serve(0)\n"
     script = jobs.script(before)
-    process = subprocess.Popen(
-        [str(c) for c in jobs.command(python, script, options=["--quiet"])],
-        env=jobs.environment({"STRANDLINE_CONTROL": "off"}),
-        cwd=jobs.folder,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+    process = jobs.start(
+        python, script, options=["--quiet"], env={"STRANDLINE_CONTROL": "off"}, stdin=subprocess.PIPE
     )
     wait_for_line(process, "ready")
     code, _, err = strandline("dump", "--signal", process.pid)

@@ -247,17 +247,7 @@ def test_while_signals_from_outside_come_at_any_moment(jobs, python):
         """)
     )
     for n in range(CRASHES):
-        process = subprocess.Popen(
-            [
-                str(c)
-                for c in jobs.command(python, script, options=["--every", "1"], out=jobs.folder / f"o{n}")
-            ],
-            env=jobs.environment(),
-            cwd=jobs.folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        process = jobs.start(python, script, options=["--every", "1"], out=jobs.folder / f"o{n}")
         wait_for_line(process, "ready")
         assert wait_for_steps(process.pid)
         time.sleep(0.013 * n)

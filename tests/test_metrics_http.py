@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from runner import COMMAND, wait_for_line
+from runner import COMMAND, Running, wait_for_line
 from test_control import strandline, wait_for
 
 KIND = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -43,7 +43,7 @@ TRAIN = """
 """
 
 
-class Served:
+class Served(Running):
     """A job that listens; where, it has said on stderr."""
 
     def __init__(self, jobs, python, text="serve()", listen="0", options=(), env=None, plain=False):
@@ -53,24 +53,10 @@ class Served:
         listening = [] if plain else ["--openmetrics-listen", listen]
         self.err = jobs.folder / f"err-{time.monotonic_ns()}"
         with self.err.open("w") as err:
-            self.process = subprocess.Popen(
-                [str(c) for c in jobs.command(python, script, options=[*listening, *options])],
-                env=jobs.environment(env),
-                cwd=jobs.folder,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=err,
-                text=True,
+            self.process = jobs.start(
+                python, script, options=[*listening, *options], env=env, stdin=subprocess.PIPE, stderr=err
             )
         self.pid = self.process.pid
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.communicate()
 
     def said(self):
         return self.err.read_text()
