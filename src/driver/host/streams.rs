@@ -57,7 +57,7 @@ impl Streams {
     pub(super) fn complete(&mut self, stream: Stream, n: u64) -> u64 {
         let mut completed = 0;
         while completed < n && self.outstanding(stream) > 0 {
-            self.pass_waits(stream);
+            self.pass_waits();
             let Some(line) = self.lines.get_mut(&stream) else { break };
             if line.waits.front().is_some_and(|wait| wait.0 == line.done) {
                 break;
@@ -68,18 +68,16 @@ impl Streams {
         completed
     }
 
-    /// Passes the waits that come next in the stream and are over. A wait is for a point that was there
-    /// before it, so this ends.
-    fn pass_waits(&mut self, stream: Stream) {
-        while let Some(line) = self.lines.get(&stream)
-            && let Some(&(index, point)) = line.waits.front()
-            && index == line.done
-            && self.reached(point)
-        {
-            if let Some(line) = self.lines.get_mut(&stream) {
-                line.waits.pop_front();
-                line.done += 1;
-            }
+    /// Passes every wait that comes next in its stream and is over, until none is left.
+    fn pass_waits(&mut self) {
+        loop {
+            let over = self.lines.iter().find_map(|(&stream, line)| {
+                let &(index, point) = line.waits.front()?;
+                (index == line.done && self.reached(point)).then_some(stream)
+            });
+            let Some(line) = over.and_then(|stream| self.lines.get_mut(&stream)) else { return };
+            line.waits.pop_front();
+            line.done += 1;
         }
     }
 
@@ -91,15 +89,8 @@ impl Streams {
         self.lines.get(&stream).is_some_and(|line| line.capturing)
     }
 
-    fn reached(&mut self, point: Point) -> bool {
-        let there = |lines: &HashMap<Stream, Line>| {
-            lines.get(&point.stream).is_none_or(|line| line.done >= point.upto)
-        };
-        // Looked at first: only what lies before the point may be passed on the way to it.
-        there(&self.lines) || {
-            self.pass_waits(point.stream);
-            there(&self.lines)
-        }
+    fn reached(&self, point: Point) -> bool {
+        self.lines.get(&point.stream).is_none_or(|line| line.done >= point.upto)
     }
 
     fn forbidden<T>(&mut self, call: &'static str) -> Result<T> {
@@ -153,6 +144,7 @@ impl Streams {
         if self.captured(&points) {
             return self.forbidden("query_event");
         }
+        self.pass_waits();
         Ok(points.into_iter().all(|point| self.reached(point)))
     }
 
@@ -178,6 +170,7 @@ impl Streams {
         if self.is_capturing(stream) || self.captured(&points) {
             return self.forbidden("stream_wait_event");
         }
+        self.pass_waits();
         for point in points {
             if !self.reached(point) && point.stream != stream {
                 let line = self.lines.entry(stream).or_default();

@@ -169,3 +169,25 @@ fn first_touch() {
         println!("huge pages {huge_pages}: 512 MiB fresh {fresh:?}, again {:?}", start.elapsed());
     }
 }
+
+/// Two streams that wait for each other in turn, the one behind a third: no wait is passed twice.
+#[test]
+fn waits_that_lead_back_to_their_stream_are_passed_once() {
+    let driver = BooksDriver::default();
+    let (a, b, c) = (Stream(1), Stream(2), Stream(3));
+    let wait_for = |waiting: Stream, other: Stream| {
+        let event = driver.record_event(other).unwrap();
+        driver.stream_wait_event(waiting, event).unwrap();
+        driver.release_event(event).unwrap();
+    };
+    driver.submit(b);
+    wait_for(c, b);
+    wait_for(a, c);
+    driver.submit(a);
+    wait_for(c, a);
+    assert_eq!(driver.complete(b, 1), 1);
+    let behind = driver.record_event(a).unwrap();
+    assert!(!driver.query_event(behind).unwrap(), "a's own work is not done");
+    assert_eq!((driver.outstanding(a), driver.complete(a, 9), driver.outstanding(a)), (1, 1, 0));
+    assert!(driver.query_event(behind).unwrap());
+}
