@@ -161,17 +161,21 @@ impl Gpus {
     }
 
     fn out_of_memory(&self, device: i32, error: &HeapError) -> Refusal {
-        let HeapError::OutOfMemory { requested, allocated, reserved, in_pools, free, total, limit } = error
+        let HeapError::OutOfMemory { requested, allocated, reserved, in_pools, free, left, total, limit } = error
         else {
             return Refusal::Failed(format!("strandline: {error}."));
         };
         let size = outcome::torch_size;
         let mut text = format!(
-            "CUDA out of memory. Tried to allocate {}. GPU {device} has a total capacity of {} of which {} is free. ",
+            "CUDA out of memory. Tried to allocate {}. GPU {device} has a total capacity of {} of which {} is free",
             size(*requested),
             size(*total),
             size(*free)
         );
+        if requested <= free && *left > 0 {
+            text += &format!(" ({} of it is left for kernels and libraries)", size(*left));
+        }
+        text += ". ";
         if let Some(limit) = limit {
             text += &format!("{} allowed; ", size(*limit));
         }

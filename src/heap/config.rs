@@ -154,6 +154,8 @@ pub enum HeapError {
         in_pools: u64,
         /// Free on the device.
         free: u64,
+        /// Of these, left to others in the process (kernels that are loaded when first used).
+        left: u64,
         /// Of the device.
         total: u64,
         /// The heap's own limit, if it has one.
@@ -172,11 +174,12 @@ pub enum HeapError {
 impl fmt::Display for HeapError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            HeapError::OutOfMemory { requested, allocated, reserved, in_pools, free, total, limit } => {
+            HeapError::OutOfMemory { requested, allocated, reserved, in_pools, free, left, total, limit } => {
                 write!(
                     f,
                     "out of memory: tried to allocate {requested} bytes; {allocated} allocated, \
-                     {reserved} reserved ({in_pools} in private pools), {free} of {total} free on the device"
+                     {reserved} reserved ({in_pools} in private pools), {free} of {total} free on the device \
+                     ({left} are left to others)"
                 )?;
                 match limit {
                     Some(limit) => write!(f, ", limit {limit}"),

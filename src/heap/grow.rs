@@ -59,6 +59,9 @@ const MOVES_PER_THOUSANDTH: u64 = 16;
 
 /// Bytes of the device that are left to others at most, while idle memory is at hand.
 const SPARED_MOST: u64 = 1 << 30;
+/// The same when none is: a kernel that finds no room to be loaded in ends the job with an error that nobody
+/// can catch and go on from.
+const LEFT_MOST: u64 = 64 << 20;
 
 impl<D: Driver> Heap<D> {
     /// Gives the arena a free range of at least `size` bytes.
@@ -188,17 +191,31 @@ impl<D: Driver> Heap<D> {
     /// Whether so much new memory would leave the device with less than others in this process need now and
     /// then (kernels are loaded when they are first used). Then what is idle is used first.
     fn is_scarce(&mut self, want: u64) -> bool {
-        let spared = (self.total / 1000 * u64::from(self.config.spared)).min(SPARED_MOST);
-        if spared == 0 {
+        let spared = self.spared(SPARED_MOST);
+        self.leaves_less(want, spared)
+    }
+
+    /// Bytes of the device that are left to others.
+    fn spared(&self, most: u64) -> u64 {
+        (self.total / 1000 * u64::from(self.config.spared)).min(most)
+    }
+
+    /// Bytes that even a heap without idle memory does not take.
+    pub(super) fn left_to_others(&self) -> u64 {
+        self.spared(LEFT_MOST) / PAGE * PAGE
+    }
+
+    fn leaves_less(&mut self, want: u64, least: u64) -> bool {
+        if least == 0 {
             return false;
         }
         let physical = self.space.physical;
         // The driver is asked again when the heap itself may have used up a quarter of what was free.
-        let fresh = self.seen.filter(|&(free, then)| free / 4 > spared && physical <= then + free / 4);
+        let fresh = self.seen.filter(|&(free, then)| free / 4 > least && physical <= then + free / 4);
         if fresh.is_none() {
             let Ok(info) = self.driver.memory_info() else { return false };
             self.seen = Some((info.free, physical));
-            return info.free < spared.saturating_add(want);
+            return info.free < least.saturating_add(want);
         }
         false
     }
@@ -206,9 +223,10 @@ impl<D: Driver> Heap<D> {
     /// Makes a piece of physical memory of at most `want` bytes.
     fn create(&mut self, want: u64) -> Result<(Handle, u64), Shortage> {
         let mut size = want.min(self.step());
+        let left = self.left_to_others();
         loop {
             let limit = self.config.limit.unwrap_or(u64::MAX);
-            let within = self.space.physical + size <= limit;
+            let within = self.space.physical + size <= limit && !self.leaves_less(size, left);
             let made = if within {
                 self.stats.work.creates += 1;
                 self.driver.create(size)

@@ -176,6 +176,7 @@ impl<D: Driver> Heap<D> {
             reserved: self.stats.reserved_bytes.now(),
             in_pools: self.reserved_in_pools(),
             free: info.free,
+            left: self.left_to_others(),
             total: info.total,
             limit: self.config.limit,
         }

@@ -204,6 +204,24 @@ fn out_of_memory_is_a_value_and_heals() {
     assert_eq!(driver.violations(), 0);
 }
 
+/// A kernel that is loaded when it is first used needs memory too, and nobody catches its error.
+#[test]
+fn a_full_device_has_room_for_kernels() {
+    for (memory, left) in [(2048 * MIB, 16 * MIB), (64 * 1024 * MIB, 64 * MIB)] {
+        let (driver, mut heap) = heap(memory);
+        while heap.malloc(12 * MIB, S0, TAG).is_ok() {}
+        let free = memory - driver.created();
+        assert!((left..left + 12 * MIB).contains(&free), "{free} of {memory} bytes are left");
+        match heap.malloc(12 * MIB, S0, TAG) {
+            Err(HeapError::OutOfMemory { free: told, left: told_left, .. }) => {
+                assert_eq!((told, told_left), (free, left));
+            }
+            other => panic!("{other:?}"),
+        }
+        sound(&heap);
+    }
+}
+
 #[test]
 fn the_last_bytes_are_found() {
     let (_, mut heap) = heap(8 * MIB);

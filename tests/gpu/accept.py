@@ -10,6 +10,7 @@ one, native with expandable segments, and strandline (preloaded; heap mode).
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -72,10 +73,13 @@ rows = {"pair 4 KiB": min(module.pair(4096, n) for _ in range(3)),
 print(json.dumps(rows))
 """
 
+# Processes start side by side and take turns: only one at a time has the GPU and is timed.
 RESULT = r"""
-import hashlib, json, os, runpy, sys, time
+import fcntl, json, os, runpy, sys, time
 import torch
-began = time.time()
+torch.cuda.init()
+turn = open(os.environ["ACCEPT_TURN"], "w")
+fcntl.flock(turn, fcntl.LOCK_EX)
 steps = []
 from torch.optim import optimizer as _o
 _o.register_optimizer_step_post_hook(lambda *a: steps.append(time.perf_counter()))
@@ -91,6 +95,7 @@ finally:
         json.dump({"rate": rate, "reserved": stats.get("reserved_bytes.all.peak", 0),
                    "requested": stats.get("requested_bytes.all.peak", 0),
                    "active": stats.get("active_bytes.all.peak", 0), "steps": len(steps)}, f)
+    turn.close()
 """
 
 
@@ -145,52 +150,75 @@ def cost(runs):
         print(f"{name:18} {native:8.0f} {ours:11.0f} {ours / native:6.2f}", flush=True)
 
 
+def timed(runs, script, name, number, allocator):
+    """One timed run of a job: its figures with its `output`, or what went wrong as a text."""
+    result = runs.folder / f"{name}-{number}.json"
+    extra = {"ACCEPT_OUT": str(result), "ACCEPT_TURN": str(runs.folder / "turn")}
+    try:
+        done = runs.run(
+            allocator,
+            [script, runs.args.workloads / f"{name}.py"],
+            out=runs.folder / f"{name}-{number}",
+            extra=extra,
+            limit=300,
+        )
+    except subprocess.TimeoutExpired:
+        return "timed out"
+    if done.returncode or not result.exists():
+        return f"exit {done.returncode} {done.stderr[-600:]}"
+    return {**json.loads(result.read_text()), "output": done.stdout}
+
+
 def workloads(runs):
     script = runs.folder / "result.py"
     script.write_text(RESULT)
     names = runs.args.names or sorted(p.stem for p in runs.args.workloads.glob("*.py") if p.stem != "score")
     print(
-        f"\n{'job':20} {'steps/s native':>15} {'ours':>9} {'ratio':>6}   {'reserved/requested native':>26} {'expand.':>8} {'ours':>6}  output"
+        f"\n{'job':20} {'steps/s native':>14} {'ours':>8} {'ratio':>6}   {'reserved/requested native':>25} {'expand.':>8} {'ours':>6}  output"
     )
     ratios = []
-    for name in names:
-        rows, outputs = {}, {}
-        for allocator in ("native", "strandline", "expandable", "native", "strandline"):
-            result = runs.folder / "accept.json"
-            result.unlink(missing_ok=True)
-            try:
-                done = runs.run(
-                    allocator, [script, runs.args.workloads / f"{name}.py"], extra={"ACCEPT_OUT": str(result)}
-                )
-            except subprocess.TimeoutExpired:
-                print(f"{name:20} {allocator}: timed out")
-                break
-            if done.returncode or not result.exists():
-                print(f"{name:20} {allocator}: FAILED exit {done.returncode} {done.stderr[-600:]}")
-                break
-            rows.setdefault(allocator, []).append(json.loads(result.read_text()))
-            outputs.setdefault(allocator, []).append(done.stdout)
-        else:
-            native, ours, expandable = rows["native"], rows["strandline"], rows["expandable"]
-            best = [max(row["rate"] for row in rows) for rows in (native, ours)]
-            ratios.append(best[1] / best[0])
-            over = [
-                max(r["reserved"] for r in rs) / max(1, min(r["requested"] for r in rs))
-                for rs in (native, expandable, ours)
+    with concurrent.futures.ThreadPoolExecutor(runs.args.ahead) as pool:
+        jobs = {
+            name: [
+                (allocator, pool.submit(timed, runs, script, name, number, allocator))
+                for number, allocator in enumerate(runs.args.order)
             ]
-            same = (
-                "same"
-                if outputs["native"][0] == outputs["strandline"][0]
-                else ("native differs too" if outputs["native"][0] != outputs["native"][1] else "DIFFERS")
-            )
-            print(
-                f"{name:20} {best[0]:15.2f} {best[1]:9.2f} {ratios[-1]:6.3f}   {over[0]:26.3f} {over[1]:8.3f} {over[2]:6.3f}  {same}",
-                flush=True,
-            )
+            for name in names
+        }
+        for name in names:
+            rows = {}
+            for allocator, job in jobs[name]:
+                row = job.result()
+                if isinstance(row, str):
+                    print(f"{name:20} {allocator}: FAILED {row}", flush=True)
+                else:
+                    rows.setdefault(allocator, []).append(row)
+            if "native" in rows and "strandline" in rows:
+                ratios.append(line(name, rows))
     if ratios:
         print(
-            f"{'geometric mean':20} {'':15} {'':9} {statistics.geometric_mean(ratios):6.3f}   lowest {min(ratios):.3f}"
+            f"{'geometric mean':20} {'':14} {'':8} {statistics.geometric_mean(ratios):6.3f}   lowest {min(ratios):.3f}"
         )
+
+
+def line(name, rows):
+    """Prints the row of one job; its ratio of speeds, the best of each."""
+    native, ours = rows["native"], rows["strandline"]
+    best = [max(row["rate"] for row in side) for side in (native, ours)]
+    over = [
+        f"{max(r['reserved'] for r in side) / max(1, min(r['requested'] for r in side)):.3f}" if side else "-"
+        for side in (native, rows.get("expandable"), ours)
+    ]
+    outputs = {row["output"] for row in native}
+    same = "same" if ours[0]["output"] in outputs else "DIFFERS"
+    if same == "DIFFERS" and len(outputs) > 1:
+        same = "native differs too"
+    ratio = best[1] / best[0] if best[0] else float("nan")
+    print(
+        f"{name:20} {best[0]:14.2f} {best[1]:8.2f} {ratio:6.3f}   {over[0]:>25} {over[1]:>8} {over[2]:>6}  {same}",
+        flush=True,
+    )
+    return ratio
 
 
 def features(runs):
@@ -240,7 +268,15 @@ def main():
     parser.add_argument("--workloads", type=pathlib.Path)
     parser.add_argument("--only", nargs="*", choices=sorted(SECTIONS), default=list(SECTIONS))
     parser.add_argument("--modes", nargs="*", default=["heap", "observer"])
-    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=1, help="findings: jobs at a time")
+    parser.add_argument("--ahead", type=int, default=4, help="workloads: processes started side by side")
+    parser.add_argument(
+        "--order",
+        nargs="*",
+        choices=["native", "strandline", "expandable"],
+        default=["native", "strandline", "expandable", "native", "strandline"],
+        help="workloads: the runs of each job",
+    )
     parser.add_argument("--keep", type=pathlib.Path, default=pathlib.Path("strandline-out/accept"))
     parser.add_argument("names", nargs="*")
     args = parser.parse_args()

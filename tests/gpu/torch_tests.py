@@ -10,6 +10,7 @@ there is one. Must not know: what the tests do.
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import os
 import pathlib
 import subprocess
@@ -129,7 +130,10 @@ def main():
         for name, (state, _) in native.items()
         if state == "passed" and ours.get(name, ("missing", ""))[0] != "passed"
     ]
-    lost = {name: why for name in first if (why := alone(args, name))}
+    print(f"tried again by themselves: {len(first)}", *first, sep="\n    ", flush=True)
+    with concurrent.futures.ThreadPoolExecutor(args.workers) as pool:
+        answers = pool.map(lambda name: alone(args, name), first)
+        lost = {name: why for name, why in zip(first, answers, strict=True) if why}
     gained = [
         name
         for name, (state, _) in ours.items()
