@@ -1,6 +1,6 @@
 # make demo: build, run a training job that really leaks, print the finding.
 # make test: everything that CI runs. Both do all of their own set-up.
-.PHONY: all build install uninstall demo test test-rust test-python lint bindings check-bindings bench clean
+.PHONY: all build install uninstall demo test property test-rust test-python lint bindings check-bindings bench clean
 .DEFAULT_GOAL := build
 
 CARGO ?= cargo
@@ -22,10 +22,15 @@ lint: build
 	$(CXX) -std=c++17 -fsyntax-only -Wall -Wextra -Werror cuda/*.cpp
 	@venv=$$(scripts/venv.sh) && "$$venv/bin/ruff" check python scripts tests benches && "$$venv/bin/ruff" format --check python scripts tests benches
 
+# The property tests, here with seeds of their own and many cases; those of `make test` are the same every time.
+CASES ?= 2000
+property:
+	PROPTEST_CASES=$(CASES) $(CARGO) test --locked --test heap_model --test ledger_exact --test replay_pickle
+
 # STRANDLINE_REQUIRE_TORCH: a test that needs torch fails where there is none, instead of being skipped.
 test-rust: build
 	@venv=$$(scripts/venv.sh) && STRANDLINE_TEST_PYTHON="$$venv/bin/python" STRANDLINE_REQUIRE_TORCH=1 \
-	$(CARGO) test --locked --no-fail-fast
+	PROPTEST_RNG_SEED=$${PROPTEST_RNG_SEED:-1} $(CARGO) test --locked --no-fail-fast
 
 test-python: build
 	@venv=$$(scripts/venv.sh) && "$$venv/bin/python" -m pytest -q -n auto --maxprocesses 4 --dist loadfile tests

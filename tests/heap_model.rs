@@ -257,8 +257,13 @@ impl Synchronize for BooksDriver {
     }
 }
 
+/// A case is a whole life of a heap, so there are fewer than proptest's 256 unless more are asked for.
+fn cases() -> u32 {
+    std::env::var("PROPTEST_CASES").map_or(48, |cases| cases.parse().expect("PROPTEST_CASES is a number"))
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(48) })]
+    #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn keeps_its_promises(ops in proptest::collection::vec(op(), 1..250)) {

@@ -187,6 +187,12 @@ def test_what_only_an_installed_package_has_is_found_in_it(jobs, python):
     assert done.out == "found strandline.only_here\n<strandline>/__init__.py\n", done.err
 
 
+def test_the_installed_package_is_run_in_a_preloaded_process(jobs, python):
+    env = {"PYTHONPATH": str(COMMAND.parents[2] / "python")}
+    done = jobs.run(python, "-m", "strandline", "--version", options=["--quiet"], env=env)
+    assert (done.code, done.err) == (0, "") and done.out.startswith("strandline "), done
+
+
 INTERRUPTS = """
     import os, signal, sys, torch
     from strandline._around import _plain, around

@@ -161,7 +161,8 @@ impl Gpus {
     }
 
     fn out_of_memory(&self, device: i32, error: &HeapError) -> Refusal {
-        let HeapError::OutOfMemory { requested, allocated, reserved, in_pools, free, left, total, limit } = error
+        let HeapError::OutOfMemory { requested, allocated, reserved, in_pools, free, left, total, limit } =
+            error
         else {
             return Refusal::Failed(format!("strandline: {error}."));
         };

@@ -6,6 +6,7 @@
 //! package importable and turns the built-in module's spec into that of the package, whose code Python goes on to
 //! load. Must not know what the package does.
 
+use super::options::command_line;
 use super::python_api::{Object, function, is_initialized, raise};
 use super::python_boot::{first_copy, run, symbol};
 use libc::{c_char, c_int, c_void};
@@ -123,6 +124,18 @@ fn has_plain_objects() -> bool {
         && symbol(c"_Py_PrintReferences").is_none()
 }
 
+/// Whether Python was asked to run the installed package (`python -m strandline …`): a built-in module has no code to
+/// run and would hide it.
+fn is_to_be_run(arguments: &[String]) -> bool {
+    arguments.iter().enumerate().any(|(at, argument)| match argument.strip_prefix('-') {
+        Some(flags) if !flags.starts_with('-') && flags.ends_with('m') => {
+            arguments.get(at + 1).is_some_and(|name| name == "strandline")
+        }
+        Some(flags) => flags == "mstrandline",
+        None => false,
+    })
+}
+
 /// Gives Python the module; runs when the library is loaded, before Python begins.
 extern "C" fn offer() {
     type Append = extern "C" fn(*const c_char, extern "C" fn() -> Object) -> c_int;
@@ -130,7 +143,12 @@ extern "C" fn offer() {
     // SAFETY: the documented signature.
     let Some(append) = (unsafe { function::<Append>(c"PyImport_AppendInittab") }) else { return };
     // Python 3.8 and newer: the others have no torch that is supported.
-    if off || !first_copy() || symbol(c"PySys_AddAuditHook").is_none() || !has_plain_objects() {
+    if off
+        || is_to_be_run(&command_line())
+        || !first_copy()
+        || symbol(c"PySys_AddAuditHook").is_none()
+        || !has_plain_objects()
+    {
         return;
     }
     // Only before Python begins; the name, which is kept, is a static.
@@ -143,3 +161,19 @@ extern "C" fn offer() {
 #[used]
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = offer;
+
+#[cfg(test)]
+mod tests {
+    use super::is_to_be_run;
+
+    #[test]
+    fn the_installed_package_may_be_run() {
+        let told = |line: &str| is_to_be_run(&line.split(' ').map(str::to_owned).collect::<Vec<_>>());
+        assert!(told("python -m strandline report run"));
+        assert!(told("python -Im strandline"));
+        assert!(told("python -mstrandline"));
+        assert!(!told("python -m strandline.other"));
+        assert!(!told("python train.py --m strandline"));
+        assert!(!told("python train.py strandline -m"));
+    }
+}
