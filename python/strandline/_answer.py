@@ -77,7 +77,8 @@ class _Composer:
         self.evidence, self.climb, self.roots, self.files = evidence, climb, roots, files
         self.group = _growth.largest(evidence.paths)
         self.path = self.group[0][1]
-        self.growth = _growth.growth(self.group)
+        blocks = evidence.candidate.get("blocks", [])
+        self.growth = _growth.growth(self.group, len({block.get("step") for block in blocks}))
         stack = [
             (str(frame.get("file", "")), str(frame.get("function", "")), int(frame.get("line", 0)))
             for frame in evidence.candidate.get("stack", [])
@@ -136,6 +137,9 @@ class _Composer:
             answer["used"] = _use.NEVER  # nobody reads the locals of a frame that failed
         elif kept is not None and kept.store is not None and kept.holder is not None:
             bound = self._by_use(answer, kept, kept.store, kept.holder, shape, used, again) or bound
+        if bound is None and shape == "burst" and len(path.steps) == 1 and path.root in ("global", "local"):
+            name = holder_of(path.steps[0], path, ())
+            bound = None if name is None else _limits.comes_round(name, self.finder)
         if bound is not None:
             if bound.length is not None and bound.capacity is not None and bound.entries:
                 answer["bounded"] = {"length": bound.length, "capacity": bound.capacity}
@@ -386,7 +390,9 @@ class _Composer:
         if evicting is not None or not trusted:
             return evicting
         return (
-            _limits.begun_anew(kept.store, kept.holder)
+            _limits.replaced(self.finder.stores(kept.holder), kept.store, kept.holder, container, owner)
+            or self._owners_go()
+            or _limits.begun_anew(kept.store, kept.holder)
             or _limits.emptied(kept.store, kept.holder, self._receivers(kept), self.finder)
             or (
                 None
@@ -394,6 +400,20 @@ class _Composer:
                 else _keys.per_sample(kept.store, kept.holder, container, owner, self.finder)
             )
         )
+
+    def _owners_go(self) -> Optional[_limits.Bound]:
+        """The container belongs to an entry of another one, and the program takes entries out of that."""
+        if self.growth is None or self.path.around:
+            return None
+        for position, step in enumerate(self.path.steps[: self.growth]):
+            outer = self.path.steps[position - 1] if position else None
+            if step.kind != "index" or outer is None or outer.kind not in ("name", "attribute"):
+                continue
+            holder = holder_of(outer, self.path, ())
+            found = None if holder is None else _limits.taken_out(holder, self.finder)
+            if found is not None:
+                return found
+        return None
 
     def _inner_bound(self, kept: Optional[Kept], container: Any) -> Optional[_limits.Bound]:
         if self.growth is None:

@@ -16,12 +16,13 @@ from . import _autograd, _graphs, _hooks, _trouble
 from ._advice import Evidence
 from ._answer import compose, unknown
 from ._code import Files
+from ._growth import beginning
 from ._holders import Chain, Climb, Ours
 from ._index import Index
 from ._path import Path, Step, write
 from ._roles import in_use, roles
 from ._roots import Roots
-from ._tensors import Blocks, Found, classes, find
+from ._tensors import Blocks, Found, Owner, classes, find
 
 SECONDS = 2.0  # of this thread's own computing: what else the machine is busy with changes no answer
 _ENTRIES = 1_000_000  # of an array that is looked through
@@ -149,11 +150,13 @@ class Search:
             for candidate in candidates
         }
         self._paths: Dict[int, Path] = {}
+        self._held: Dict[int, Tuple[Chain, Owner]] = {}  # of the paths to a block's own tensor
         self._dangling: Dict[int, Chain] = {}  # chains that end inside autograd's graph
 
     def close(self) -> None:
         self._climb.close()
         self._paths.clear()
+        self._held.clear()
         self._dangling.clear()
         self._roots.locals.clear()
         self._roots.globals.clear()
@@ -173,6 +176,8 @@ class Search:
                     (block.address, block) for block in picked(blocks_of) if block.address not in excused
                 )
         self._direct(sought, found)
+        for blocks_of in self._chosen.values():
+            self._agree([block.address for block in picked(blocks_of) if block.address in self._held])
         self._by_graph(sought, found)
         result: Dict[int, Dict[str, Any]] = {}
         for candidate in self._candidates:
@@ -226,13 +231,50 @@ class Search:
                 if best is None or rank < best[0]:
                     best = (rank, chain, owner)
             if best is not None and best[0][0] < 3:
-                path = write(best[1], self._roots)
-                if best[2].via:
-                    path.tail = (best[2].via.lstrip("."),)
-                path.sizes = _sizes(best[2].object)
-                self._paths[address] = path
+                self._hold(address, best[1], best[2])
             elif best is not None:
                 self._dangling[address] = best[1]
+
+    def _hold(self, address: int, chain: Chain, owner: Owner) -> None:
+        path = write(chain, self._roots)
+        if owner.via:
+            path.tail = (owner.via.lstrip("."),)
+        path.sizes = _sizes(owner.object)
+        self._paths[address], self._held[address] = path, (chain, owner)
+
+    def _agree(self, addresses: List[int]) -> None:
+        """What holds all blocks of a site is their holder, and not what also holds some of them for now, however near
+        (the batch that was drawn from a replay buffer)."""
+        groups: Dict[Any, List[int]] = {}
+        for address in addresses:
+            groups.setdefault(beginning(self._paths[address]), []).append(address)
+        if len(groups) < 2:
+            return
+        links = {
+            key: {id(link) for address in members for link in self._held[address][0].links[:-1]}
+            for key, members in groups.items()
+        }
+        best: Tuple[int, int, Dict[int, Chain]] = (max(map(len, groups.values())), 0, {})
+        for key, members in groups.items():
+            shared = {link for other, of_it in links.items() if other != key for link in of_it}
+            known: Dict[int, Tuple[Chain, int]] = {}
+            for address in members:
+                chain = self._held[address][0]
+                if chain.root in ("global", "local", "class"):
+                    for at, link in enumerate(chain.links[:-1]):
+                        if id(link) not in shared and id(link) not in self._roots.globals:
+                            known.setdefault(id(link), (chain, at))
+            moved: Dict[int, Chain] = {}
+            for address in addresses if known else ():
+                if address not in members:
+                    chain = self._climb.joined(self._held[address][1].object, known)
+                    if chain is not None:
+                        moved[address] = chain
+            known.clear()
+            if moved and (len(members) + len(moved), len(members)) > best[:2]:
+                best = (len(members) + len(moved), len(members), moved)
+        for address, chain in best[2].items():
+            self._hold(address, chain, self._held[address][1])
 
     # blocks that only autograd's graph keeps
     def _by_graph(self, sought: Dict[int, Block], found: Found) -> None:

@@ -11,6 +11,13 @@ from . import _limits
 from ._path import Path
 
 
+def beginning(path: Path) -> Any:
+    """What paths to blocks in one container have in common: all before the first index."""
+    names = [step.text for step in path.steps]
+    first = next((at for at, step in enumerate(path.steps) if step.kind == "index"), len(names))
+    return (path.root, path.prefix if path.root != "cycle" else "", *names[:first])
+
+
 def largest(paths: List[Tuple[int, Path]]) -> List[Tuple[int, Path]]:
     """The paths that share a beginning with most others; of equals those with the oldest block."""
     groups: Dict[Any, List[Tuple[int, Path]]] = {}
@@ -23,21 +30,26 @@ def largest(paths: List[Tuple[int, Path]]) -> List[Tuple[int, Path]]:
     return max(groups.values(), key=len)
 
 
-def growth(group: List[Tuple[int, Path]]) -> Optional[int]:
-    """The outermost container in which blocks of different steps lie at different places."""
+def growth(group: List[Tuple[int, Path]], steps: int = 0) -> Optional[int]:
+    """The outermost container in which blocks of different steps lie at different places. One that has fewer entries
+    than there are steps that left a block (`steps`) did not get one in each: its entries grow."""
     if group[0][1].around:
         return None
     births = len({born for born, _ in group})
     best: Optional[int] = None
     most = 1
+    outer: Optional[int] = None
     for position in range(min(len(path.steps) for _, path in group)):
         kind = group[0][1].steps[position].kind
         different = len({tuple(path.keys()[: position + 1]) for _, path in group})
         if different > most and births > 1:
-            if kind == "index" and not _one_grows(group, position):
+            if kind == "index" and _too_few(group, position, steps):
+                outer = position if outer is None else outer
+                continue
+            if kind == "index" and not _one_grows(group, position) and outer is None:
                 continue
             if kind != "index":
-                if different >= births:
+                if different >= births and outer is None:
                     same = len({id(path.steps[position].parent) for _, path in group}) == 1
                     listed = of_modules(group[0][1].steps[position].parent)
                     if same and kind in ("attribute", "name") and (births >= 3 or listed):
@@ -49,13 +61,20 @@ def growth(group: List[Tuple[int, Path]]) -> Optional[int]:
                 break
     if (best is None and births == 1) or len(group) == 1:
         return _widest(group[0][1]) if len(group) == 1 else None
-    return best
+    return outer if best is None else best
 
 
 def of_modules(parent: Any) -> bool:
     """Whether it is torch's list or dict of modules or parameters."""
     kinds = ("ModuleList", "ModuleDict", "Sequential", "ParameterList", "ParameterDict")
     return any(base.__name__ in kinds for base in type(parent).__mro__)
+
+
+def _too_few(group: List[Tuple[int, Path]], position: int, steps: int) -> bool:
+    """Whether the containers at this place have too few entries for that many steps."""
+    parents = {id(path.steps[position].parent): path.steps[position].parent for _, path in group}
+    lengths = [_limits.length_of(parent) for parent in parents.values()]
+    return all(length is not None for length in lengths) and 2 * sum(filter(None, lengths)) < steps
 
 
 def _one_grows(group: List[Tuple[int, Path]], position: int) -> bool:

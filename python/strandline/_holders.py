@@ -15,6 +15,7 @@ from ._roots import Local, Roots, is_ours
 _LEVELS = 40
 _WIDE = 64  # objects climbed at a level
 _CHUNK = 16  # objects sought in one pass: its cost rises with their number
+_NEAR = 8  # levels up to a container that others are known to lie in
 
 
 class Chain(NamedTuple):
@@ -112,6 +113,31 @@ class Climb:
                 self._ours.add(links)
                 found.append(chain._replace(links=links))
         return found
+
+    def joined(self, thing: Any, known: Dict[int, Tuple[Chain, int]]) -> Optional[Chain]:
+        """A chain to `thing` through one of the objects that are known to have a chain (and where in it they stand)."""
+        self._objects[id(thing)] = thing
+        came: Dict[int, int] = {id(thing): 0}
+        level = [id(thing)]
+        for _ in range(_NEAR):
+            self._level(level, dict.fromkeys(level, 1))
+            following: List[int] = []
+            for identity in level:
+                for parent in self._parents.get(identity, []):
+                    if parent in came:
+                        continue
+                    came[parent] = identity
+                    if parent in known:
+                        chain, at = known[parent]
+                        links = [*chain.links[: at + 1], *self._down(identity, came)]
+                        self._ours.add(links)
+                        return chain._replace(links=links)
+                    if not self._is_end(parent) or self._ends[parent] == "local":
+                        following.append(parent)
+            level = following[:_WIDE]
+            if not level or time.thread_time() > self._deadline:
+                break
+        return None
 
     def ends(self, thing: Any) -> Set[int]:
         """The ids of the objects above `thing` that nothing seen refers to: held by C++ or a running statement."""

@@ -12,7 +12,7 @@ import itertools
 import os
 from typing import Any, Callable, Iterator, List, Optional, Tuple
 
-from ._code import File, Functions, Statement, expressions, last_name
+from ._code import File, Functions, Statement, expressions, last_name, text
 from ._limits import Bound, length_of
 from ._path import instance_dict
 from ._source import Finder, Holder, Store, finds
@@ -23,6 +23,9 @@ _LOOKED_AT = 64  # keys
 _SAME = {"int", "str", "tuple", "join", "basename", "Path"}  # functions of a key that give a key of its kind
 _METHODS = {"item", "tolist", "numpy", "cpu", "split", "strip", "as_posix"}
 _WRAPPERS = {"tqdm", "track", "progress", "list", "iter", "sorted", "reversed", "sample"}
+_DRAWN = {"randrange", "randint", "integers", "randint_like"}  # they give whole numbers
+_PICKED = {"choice", "choices", "sample"}  # of what they are given
+_MANY = 1_000_000  # of so many numbers, hardly one comes again
 _RANGES = {"range", "trange", "arange", "randperm", "permutation"}
 
 
@@ -127,6 +130,8 @@ class Keys:
             return isinstance(node, ast.Constant)
         if isinstance(node, ast.Tuple):
             return all(self.come_again(part, at, file, depth) for part in node.elts)
+        if isinstance(node, (ast.ListComp, ast.SetComp)):
+            return self.come_again(node.elt, at, file, depth)
         if isinstance(node, ast.JoinedStr):
             parts = [part.value for part in node.values if isinstance(part, ast.FormattedValue)]
             return all(self.come_again(part, at, file, depth) for part in parts)
@@ -141,6 +146,8 @@ class Keys:
         if isinstance(node, ast.Call):
             method = isinstance(node.func, ast.Attribute) and node.func.attr in _METHODS
             if method and self.come_again(node.func.value, at, file, depth):
+                return True
+            if _draws(node):
                 return True
             known = last_name(node.func) in _SAME and bool(node.args)
             return known and all(self.come_again(part, at, file, depth) for part in node.args)
@@ -279,6 +286,18 @@ class Keys:
                         return False
                     seen += 1
         return seen > 0
+
+
+def _draws(call: Any) -> bool:
+    """Whether a call draws whole numbers from a range, or from a collection: what it gives comes again."""
+    name = last_name(call.func)
+    numbers = [part.value for part in ast.walk(call) if isinstance(part, ast.Constant)]
+    if any(type(number) in (int, float) and number > _MANY for number in numbers):
+        return False
+    if any(isinstance(part, ast.BinOp) and isinstance(part.op, ast.Pow) for part in ast.walk(call)):
+        return False
+    base = text(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+    return name in _DRAWN or (name in _PICKED and (base == "" or "rand" in base or "rng" in base))
 
 
 def _unwrapped(source: Any) -> Any:

@@ -9,6 +9,7 @@ outer loop. One of which the number is not known is believed until growth proves
 import ast
 import collections
 import os
+import sys
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from ._code import Statement, expressions, last_name, text
@@ -76,7 +77,7 @@ def evicting(store: Store, holder: Holder, container: Any, owner: Any, asked: in
         length, capacity, entries = _measured(test, statement, store, container, owner)
         if capacity is not None and length is not None and length > 2 * capacity + 16:
             continue  # the condition does not hold it back
-        if capacity is None and asked >= (_FIRM if test.firm else TRUST):
+        if capacity is None and (asked >= (_FIRM if test.firm else TRUST) or _unlimited(test.compare, owner)):
             continue
         where = f"{os.path.basename(file.name)}:{statement.line}"
         reason = f"bounded by its own code: entries are dropped when {text(test.condition)} ({where})"
@@ -99,11 +100,11 @@ def guarded(store: Store, holder: Holder, container: Any, owner: Any, asked: int
                 small, large = large, small
             elif not isinstance(part.ops[0], (ast.Lt, ast.LtE, ast.NotEq)):
                 continue
-            sized = _is_len(small, match) or _counts(small, enclosing)
+            sized = _is_len(small, match) or _counts(small, enclosing, store)
             if not sized and not (isinstance(small, ast.Name) and small.id in loops):
                 continue
             length, capacity = length_of(container), _number(large, owner, statement, store)
-            if capacity is None and (not sized or asked >= _FIRM):
+            if capacity is None and (not sized or asked >= _FIRM or _unlimited(part, owner)):
                 continue
             if capacity is not None and length is not None and length > 2 * capacity + 16:
                 continue  # the condition does not hold it back
@@ -113,17 +114,107 @@ def guarded(store: Store, holder: Holder, container: Any, owner: Any, asked: int
     return None
 
 
-def _counts(node: Any, enclosing: Any) -> bool:
-    """Whether a condition asks a counter that is raised under it: `if self.n < self.size: self.n += 1; …`. A loop's
-    own condition is none: it holds until the program is over."""
-    return isinstance(enclosing, ast.If) and any(
-        isinstance(part, ast.AugAssign)
-        and isinstance(part.op, ast.Add)
-        and isinstance(node, (ast.Name, ast.Attribute))
-        and text(part.target) == text(node)
-        for statement in enclosing.body
-        for part in ast.walk(statement)
-    )
+def _counts(node: Any, enclosing: Any, store: Store) -> bool:
+    """Whether a condition asks a counter that the same function raises: `if self.n < self.size: self.n += 1; …`. A
+    loop's own condition is none: it holds until the program is over."""
+    if not isinstance(enclosing, ast.If) or not isinstance(node, (ast.Name, ast.Attribute)):
+        return False
+    wanted = text(node)
+    for statement in store.file.statements:
+        step = statement.node
+        if statement.function is not store.statement.function or not isinstance(step, (ast.AugAssign, ast.Assign)):
+            continue
+        if isinstance(step, ast.AugAssign):
+            if isinstance(step.op, ast.Add) and text(step.target) == wanted:
+                return True
+        elif isinstance(step.value, ast.BinOp) and isinstance(step.value.op, ast.Add):
+            own = any(text(target) == wanted for target in step.targets)
+            if own and wanted in (text(step.value.left), text(step.value.right)):
+                return True
+    return False
+
+
+def replaced(
+    stores: List[Store], store: Store, holder: Holder, container: Any, owner: Any
+) -> Optional[Bound]:
+    """A list whose entries are replaced where the blocks were made, and appended to under a bound or not at all."""
+
+    def replaces(each: Store) -> bool:
+        node = each.statement.node
+        return isinstance(node, ast.Assign) and all(
+            isinstance(target, ast.Subscript) and not isinstance(target.slice, ast.Slice)
+            for target in node.targets
+        )
+
+    if not isinstance(container, list) or not replaces(store):
+        return None
+    for each in stores:
+        if each.how in ("assign", "init") or replaces(each):
+            continue
+        if guarded(each, holder, container, owner) is None and evicting(each, holder, container, owner) is None:
+            return None
+    where = f"{os.path.basename(store.file.name)}:{store.line}"
+    length = length_of(container)
+    return Bound(f"its entries are replaced, and none is added: a list of {length} ({where})", length, length)
+
+
+def comes_round(holder: Holder, finder: Finder) -> Optional[Bound]:
+    """A variable that a loop binds anew when it comes there again, always or now and then, and the loop still runs."""
+    for file, statements in finder.scopes(holder):
+        for statement in statements:
+            if not statement.loops or holder.name not in _bound_by(statement.node):
+                continue
+            outer = statement.loops[0]
+            tests = [
+                test
+                for test in statement.tests
+                if isinstance(test, ast.If) and outer.lineno <= test.lineno <= (outer.end_lineno or 0)
+            ]
+            if all(_regular(test.test) for test in tests) and _runs(outer, file.name):
+                where = f"{os.path.basename(file.name)}:{statement.line}"
+                return Bound(f"bound anew when its loop comes there again ({where})", None, None)
+    return None
+
+
+def _bound_by(node: Any) -> Set[str]:
+    """The plain names that a statement binds."""
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    if isinstance(node, (ast.For, ast.AsyncFor, ast.AnnAssign)):
+        targets = [node.target]
+    parts = [each for target in targets for each in getattr(target, "elts", [target])]
+    return {part.id for part in parts if isinstance(part, ast.Name)}
+
+
+def _regular(test: Any) -> bool:
+    return any(isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod) for part in ast.walk(test))
+
+
+def _runs(loop: Any, file: str) -> bool:
+    """Whether this thread is in a loop of the file."""
+    frame: Any = sys._getframe()
+    while frame is not None:
+        if loop.lineno <= frame.f_lineno <= (loop.end_lineno or 0) and _same(frame.f_code.co_filename, file):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _same(one: str, other: str) -> bool:
+    return os.path.basename(one) == os.path.basename(other) and os.path.abspath(one) == os.path.abspath(other)
+
+
+def taken_out(holder: Holder, finder: Finder) -> Optional[Bound]:
+    """The program takes entries out of what is named: what belongs to them goes with them."""
+    match = finds(holder)
+    for place in finder.user_files:
+        for statement in finder.files.get(place).statements:
+            taken = isinstance(statement.node, ast.Delete) or not isinstance(statement.node, ast.Assign)
+            if taken and _takes(statement, match):
+                where = f"{os.path.basename(place)}:{statement.line}"
+                return Bound(
+                    f"belongs to an entry of {holder.name}, and entries are taken out of that ({where})", None, None
+                )
+    return None
 
 
 def inner_bound(container: Any, below: List[Any], blocks: int, store: Optional[Store]) -> Optional[Bound]:
@@ -493,6 +584,15 @@ def _number(node: Any, owner: Any, taker: Statement, store: Store) -> Optional[i
         return None  # whatever is passed
     value = getattr(bound[0], "value", None) if len(bound) == 1 else None
     return value if type(value) is int else None
+
+
+def _unlimited(compare: Any, owner: Any) -> bool:
+    """Whether what is compared with is an attribute that says there is no limit."""
+    names = getattr(owner, "__dict__", None) if owner is not None else None
+    if not isinstance(names, dict):
+        return False
+    values = [names.get(part.attr, 0) for part in ast.walk(compare) if isinstance(part, ast.Attribute)]
+    return any(value is None or (type(value) is float and value == float("inf")) for value in values)
 
 
 def _is_cut(node: Any) -> bool:

@@ -233,6 +233,8 @@ def is_call(
     called = node.func
     if isinstance(called, ast.Name) and called.id == function.name:
         return _means(file, function)
+    if cls is not None and function.name in ("forward", "__call__") and last_name(called) != function.name:
+        return _is_a(called, cls, statement, finder) is True  # `model(x)`
     if not isinstance(called, ast.Attribute) or called.attr != function.name:
         return False
     if cls is None:

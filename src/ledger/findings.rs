@@ -118,6 +118,8 @@ pub struct Case {
     pub live_blocks: u64,
     /// How often this site's growth was explained away before.
     pub asked: u32,
+    /// How often a finding of it was taken back.
+    pub(super) retreats: u32,
     /// The most blocks (bytes where one block regrows) since it was suspected.
     pub most: u64,
     pub settled: Option<String>,

@@ -124,6 +124,7 @@ impl Judge {
                 // It only paused: two more events, and more of it than ever.
                 let again = site.cohorts.iter().filter(|c| c.first > step).count();
                 if again >= 2
+                    && view.ended - step >= case.silence(step)
                     && case.measure() > measure
                     && stage::settled(site, case, view, &mut self.stages).is_none()
                 {
@@ -189,6 +190,7 @@ impl Judge {
                 live_bytes: held.bytes,
                 live_blocks: held.blocks,
                 asked: known.map_or(0, |at| self.cases[at].asked + 1),
+                retreats: known.map_or(0, |at| self.cases[at].retreats),
                 most: 0,
                 most_bytes: held.bytes,
                 over: None,
@@ -406,6 +408,7 @@ impl Judge {
             self.findings[at].withdrawn = word;
             for case in cases {
                 let measure = self.cases[case].most;
+                self.cases[case].retreats += 1;
                 self.cases[case].state = State::Withdrawn { finding: at, measure, step: self.ended };
             }
         }
@@ -530,6 +533,12 @@ fn cadence(ended: u32) -> u32 {
 impl Case {
     fn holds(&mut self, held: kept::Held) {
         (self.live_blocks, self.live_bytes) = (held.blocks, held.bytes);
+    }
+
+    /// Steps for which it is not called again after it was taken back in `step`: the longer it was watched, and the
+    /// more often it was taken back, the longer, so that nobody is told the same again and again.
+    fn silence(&self, step: u32) -> u32 {
+        step.saturating_sub(self.pattern.first) / 2 * self.retreats
     }
 
     fn dismissed(&self, reason: &str, step: u32) -> State {
