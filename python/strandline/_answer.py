@@ -379,10 +379,12 @@ class _Composer:
             own = _keys.per_call(container, self.finder)
         if own is not None or kept is None or kept.store is None or kept.holder is None:
             return own
-        if kept.library:
-            return (
-                _limits.emptied(kept.store, kept.holder, [kept.holder.name], self.finder) if trusted else None
-            )
+        told = self._told(kept)
+        if kept.library or told:
+            store = kept.store._replace(how="call") if told else kept.store
+            emptied = _limits.emptied(store, kept.holder, [kept.holder.name], self.finder) if trusted else None
+            if kept.library or emptied is not None:
+                return emptied
         owner = kept.step.parent if kept.step is not None and kept.step.kind == "attribute" else None
         evicting = _limits.evicting(kept.store, kept.holder, container, owner, asked) or _limits.guarded(
             kept.store, kept.holder, container, owner, asked
@@ -400,6 +402,13 @@ class _Composer:
                 else _keys.per_sample(kept.store, kept.holder, container, owner, self.finder)
             )
         )
+
+    @staticmethod
+    def _told(kept: Kept) -> bool:
+        """Whether the line tells an object of a library to add (`metric.update(p, y)`), and adds to no container."""
+        value = kept.step.value if kept.step is not None else None
+        plain = any(isinstance_plain(value, base) for base in (list, dict, set, deque))
+        return kept.store is not None and kept.store.how == "add" and value is not None and not plain
 
     def _owners_go(self) -> Optional[_limits.Bound]:
         """The container belongs to an entry of another one, and the program takes entries out of that."""
