@@ -165,6 +165,14 @@ def test_the_heap_serves_when_asked(tmp_path, programs, how, kind):
     assert stats["allocation.all.allocated"] == 240 and stats["allocation.all.freed"] == 160
 
 
+@pytest.mark.parametrize("how", ["shared", "static"])
+def test_guard_mode_changes_nothing_for_a_clean_program(tmp_path, programs, how):
+    env = {"STRANDLINE_GUARD": "1", "FAKE_CUDA_BACKED": "1"}
+    done = followed(tmp_path, programs[how], "device", mode="heap", env=env)
+    check_leak(done.report, 0)
+    assert not list(done.folder.rglob("guard.json"))
+
+
 def test_what_the_heap_does_not_serve_is_in_the_same_ledger(tmp_path, programs):
     report = followed(tmp_path, programs["static"], "async", env={"STRANDLINE_CONF": "serve_cuda:1"}).report
     check_leak(report, 0)

@@ -14,6 +14,7 @@ use super::process::{self, HOST, State};
 use super::served::Served;
 use super::torch::Refusal;
 use super::{cuda_api, gpu};
+use crate::driver::cuda::CudaDriver;
 use crate::driver::{Driver, DriverError, Stream};
 use crate::heap::{AddressSpace, HeapError};
 use std::cell::{Cell, RefCell};
@@ -130,6 +131,12 @@ macro_rules! with_owner {
     }};
 }
 
+/// The GPU that a block lies on.
+fn gpu_of(at: u64) -> Option<(&'static gpu::Gpus, &'static Served<CudaDriver>)> {
+    let gpus = process::state()?.gpus?;
+    Some((gpus, gpus.owner(at)?))
+}
+
 /// See `strandline.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn strandline_version_number() -> u32 {
@@ -243,9 +250,13 @@ pub unsafe extern "C" fn strandline_malloc(
             unsafe { *block = at as *mut c_void };
             return Ok(());
         }
-        let at = with_device!(device, served => {
-            Ok(served.malloc(size as u64, Stream(stream as u64), stack, clock)?)
-        })?;
+        let gpu = state.gpus.and_then(|gpus| Some((gpus, gpus.known(device)?)));
+        let at = match gpu {
+            Some((gpus, served)) => gpus.allocate(served, size as u64, Stream(stream as u64), stack)?,
+            None => with_device!(device, served => {
+                Ok(served.malloc(size as u64, Stream(stream as u64), stack, clock)?)
+            })?,
+        };
         // SAFETY: the caller's contract.
         unsafe { *block = at as *mut c_void };
         Ok(())
@@ -267,6 +278,9 @@ pub unsafe extern "C" fn strandline_free(block: *mut c_void) -> c_int {
         {
             return Ok(guard.free(state()?, host, block as u64)?);
         }
+        if let Some((gpus, served)) = gpu_of(block as u64) {
+            return Ok(gpus.deallocate(served, block as u64)?);
+        }
         with_owner!(block, state, served => Ok(served.free(block as u64, state.clock).map(drop)?))
     })
 }
@@ -275,6 +289,9 @@ pub unsafe extern "C" fn strandline_free(block: *mut c_void) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn strandline_record_stream(block: *mut c_void, stream: *mut c_void) -> c_int {
     answer(|| {
+        if let Some((gpus, served)) = gpu_of(block as u64) {
+            return Ok(gpus.note_use(served, block as u64, Stream(stream as u64))?);
+        }
         with_owner!(block, state, served => {
             Ok(served.lock().heap.record_stream(block as u64, Stream(stream as u64))?)
         })
@@ -292,6 +309,15 @@ pub unsafe extern "C" fn strandline_block_size(
     rounded: *mut usize,
 ) -> c_int {
     answer(|| {
+        let guarded = gpu_of(block as u64).and_then(|(gpus, served)| gpus.guarded_size(served, block as u64));
+        if let Some(size) = guarded {
+            // SAFETY: the caller's contract.
+            unsafe {
+                put(requested, size as usize);
+                put(rounded, size as usize);
+            }
+            return Ok(());
+        }
         let found = with_owner!(block, state, served => Ok(served.lock().heap.block_at(block as u64)))?;
         let Some(found) = found.filter(|found| {
             found.address == block as u64 && found.state == crate::heap::BlockState::Allocated
@@ -300,7 +326,8 @@ pub unsafe extern "C" fn strandline_block_size(
         };
         // SAFETY: the caller's contract.
         unsafe {
-            let rear = process::state().and_then(|s| s.guard.as_ref()).map_or(0, |_| super::guard::REAR);
+            let rear =
+                process::state().and_then(|s| s.guard.as_ref()).map_or(0, |_| super::guard::host::REAR);
             put(requested, found.requested.saturating_sub(rear) as usize);
             put(rounded, found.size.saturating_sub(rear) as usize);
         }
@@ -320,7 +347,14 @@ unsafe fn put<T>(place: *mut T, value: T) {
 /// See `strandline.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn strandline_trim(device: c_int) -> c_int {
-    answer(|| with_device!(device, served => { served.lock().heap.trim(); Ok(()) }))
+    answer(|| {
+        if let (Ok(state), true) = (state(), device != HOST)
+            && let Some(gpus) = state.gpus
+        {
+            gpus.let_go();
+        }
+        with_device!(device, served => { served.lock().heap.trim(); Ok(()) })
+    })
 }
 
 /// See `strandline.h`.

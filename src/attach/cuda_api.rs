@@ -215,7 +215,10 @@ fn serve(size: u64) -> Option<Result<Address, c_int>> {
         }
         pulse::before_a_block(state, super::gpu::stack());
         match gpus.malloc(usize::try_from(size).ok()?, device, Stream(0)) {
-            Ok(at) => Some(Ok(at)),
+            Ok(at) => {
+                gpus.settle_guard(device);
+                Some(Ok(at))
+            }
             Err(Refusal::OutOfMemory(_)) => Some(Err(OUT_OF_MEMORY)),
             Err(Refusal::Failed(why)) => {
                 static SAID: Once = Once::new();

@@ -124,8 +124,8 @@ impl Gpus {
     /// The driver's code.
     pub fn release(&self, at: Address) -> Result<(), c_int> {
         let Some(served) = self.owner(at) else { return Err(code::INVALID_VALUE) };
-        match served.free(at, self.clock) {
-            Ok(_) => Ok(()),
+        match self.deallocate(served, at) {
+            Ok(()) => Ok(()),
             Err(HeapError::Driver(error)) => Err(number(&error)),
             Err(_) => Err(code::INVALID_VALUE),
         }

@@ -3,6 +3,7 @@
 //! Must not know torch's layouts. Invariants: a device is opened at its first block, never before (a job that
 //! only asks how many there are must not make a context); in a forked child nothing is touched.
 
+use super::guard::gpus::Guards;
 use super::history::{Action, Wish};
 use super::outcome;
 use super::process::{self, Stacks};
@@ -41,15 +42,18 @@ pub struct Gpus {
     /// What others hand out: torch's own allocator in observer mode, or CUDA itself. Behind the devices come
     /// two kinds of host memory (`process::PINNED`, `process::MANAGED`).
     pub(super) watched: [OnceLock<Watched>; DEVICES + 2],
+    /// Where guard mode was asked for.
+    pub(super) guards: Option<Guards>,
     /// Blocks that CUDA itself handed out.
     pub(super) foreign: Mutex<super::foreign::Blocks>,
 }
 
 impl Gpus {
     /// No device is opened yet.
-    pub fn new(clock: &'static Clock) -> Self {
+    pub fn new(clock: &'static Clock, guarded: bool) -> Self {
         Gpus {
             clock,
+            guards: guarded.then(Guards::default),
             served: [const { OnceLock::new() }; DEVICES],
             opening: Mutex::new(()),
             fractions: Mutex::new(HashMap::new()),
@@ -113,6 +117,9 @@ impl Gpus {
         config.slack_moving = slack.unwrap_or(config.slack_moving);
         config.slack_kept = slack.unwrap_or(config.slack_kept);
         config.slack_before_wait = wait.unwrap_or(config.slack_before_wait);
+        if let Some(guards) = &self.guards {
+            guards.open(device, driver.clone(), total);
+        }
         let heap = Heap::new(driver, config)
             .map_err(|error| Refusal::Failed(format!("strandline cannot use GPU {device}: {error}.")))?;
         let served = place.get_or_init(|| Served::new(device, heap, Some(total)));
@@ -230,8 +237,7 @@ impl Service for Gpus {
         if self.uncached.load(Ordering::Relaxed) {
             return self.malloc_direct(served, size as u64);
         }
-        served
-            .malloc(size as u64, stream, stack(), self.clock)
+        self.allocate(served, size as u64, stream, stack())
             .map_err(|error| self.out_of_memory(device, &error))
     }
 
@@ -240,7 +246,7 @@ impl Service for Gpus {
             // In a forked child nothing may be touched; after a fault the heap's blocks stay where they are.
             _ if alive().is_none() && !process::is_faulted() => {}
             Some(served) if alive().is_some() => {
-                served.free(at, self.clock).map_or_else(super::fault_of_a_free, drop);
+                self.deallocate(served, at).unwrap_or_else(super::fault_of_a_free);
             }
             Some(_) => {}
             None => self.free_direct(at),
@@ -256,12 +262,13 @@ impl Service for Gpus {
             && let Some(served) = self.owner(at)
         {
             // Foreign memory is named too; the contract is to ignore it.
-            let _ = served.lock().heap.record_stream(at, stream);
+            let _ = self.note_use(served, at, stream);
         }
     }
 
     fn empty_cache(&self, _pool: Option<PoolId>) {
         if alive().is_some() {
+            self.let_go();
             for served in self.open() {
                 served.trim();
             }
@@ -358,6 +365,9 @@ impl Service for Gpus {
 
     fn requested_size(&self, at: Address) -> Option<(u64, i32)> {
         let served = self.owner(at)?;
+        if let Some(size) = self.guarded_size(served, at) {
+            return Some((size, served.device()));
+        }
         let block = served.lock().heap.block_at(at).filter(|block| block.address == at)?;
         Some((block.requested, served.device()))
     }

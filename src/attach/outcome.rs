@@ -220,6 +220,9 @@ impl State {
         if let (Some(guard), Some(host)) = (&self.guard, &self.host) {
             guard.look_at_all(host);
         }
+        if let Some(gpus) = self.gpus {
+            gpus.finish_guards(self.options.quiet);
+        }
         let steps = self.judge.lock().steps();
         let did_little = self.did_little(steps);
         if !self.outcome.main && did_little {
@@ -359,6 +362,9 @@ impl State {
         why: Reason,
         folder: Option<&Path>,
     ) -> (report::Report, Result<PathBuf, report::write::NotWritten>) {
+        if let Some(gpus) = self.gpus {
+            gpus.look_at_guards();
+        }
         let _one_at_a_time = self.outcome.writing.lock();
         let report = self.assemble(why);
         let written = self.write_files(&report, folder.unwrap_or(&self.outcome.folder));
@@ -379,10 +385,16 @@ impl State {
                 report::write::file(folder, "report.html", report::html::page(report).as_bytes())
                     .map(|_| path)
             })
-            .and_then(|path| match self.guard.as_ref().and_then(super::guard::Guard::to_json) {
+            .and_then(|path| match self.faults().and_then(super::guard::Faults::to_json) {
                 Some(faults) => report::write::file(folder, "guard.json", faults.as_bytes()).map(|_| path),
                 None => Ok(path),
             })
+    }
+
+    /// What guard mode has found, where it is on.
+    fn faults(&self) -> Option<&super::guard::Faults> {
+        let host = self.guard.as_ref().map(|guard| &guard.faults);
+        host.or_else(|| Some(&self.gpus?.guards.as_ref()?.faults))
     }
 
     pub(super) fn assemble(&self, why: Reason) -> report::Report {

@@ -10,7 +10,7 @@
 //! Callers may hold Python's GIL, or torch's allocator lock in observer mode: neither is ever taken here.
 
 use super::gpu::Gpus;
-use super::guard::Guard;
+use super::guard::host::Guard;
 use super::options::{self, Mode, Options};
 use super::outcome::{self, Outcome};
 use super::served::Served;
@@ -156,8 +156,8 @@ pub fn start(mode: i32, told: Option<&str>) -> Result<(), NotStarted> {
     options.every = told.every.unwrap_or(options.every);
     options.focus = told.focus.or(options.focus);
     options.guard = told.guard.unwrap_or(options.guard);
-    if options.guard && mode != Mode::Host {
-        say(format_args!("guard mode is for host memory so far: it has no effect in mode {}", mode.word()));
+    if options.guard && mode == Mode::Observer {
+        say(format_args!("guard mode needs strandline's own heap: it has no effect in mode observer"));
     }
     let host = if mode == Mode::Host { Some(serve_host()?) } else { None };
     let stacks = stacks::Options {
@@ -179,7 +179,8 @@ pub fn start(mode: i32, told: Option<&str>) -> Result<(), NotStarted> {
     let (scraped, quiet) = (options.openmetrics_listen, options.quiet);
     // Both are leaked: frees may come after every destructor.
     let clock: &'static Clock = Box::leak(Box::new(Clock::new()));
-    let gpus: Option<&'static Gpus> = (mode != Mode::Host).then(|| &*Box::leak(Box::new(Gpus::new(clock))));
+    let gpus: Option<&'static Gpus> =
+        (mode != Mode::Host).then(|| &*Box::leak(Box::new(Gpus::new(clock, options.guard))));
     let state = Box::new(State {
         mode: AtomicI32::new(mode as i32),
         outcome: Outcome::new(&options),
@@ -397,6 +398,9 @@ impl State {
             end_step(&mut notes.accounts, &sample);
         }
         drop(judge);
+        if let Some(gpus) = self.gpus {
+            gpus.look_at_guards();
+        }
         self.tell_news();
         if self.options.every > 0 && (ended + 1).is_multiple_of(self.options.every) {
             self.report(None);
@@ -457,7 +461,9 @@ impl State {
         let Some(gpus) = self.gpus else { return Vec::new() };
         let served = gpus.open().find(|served| served.device() == device).and_then(Served::books);
         if let Some(books) = served {
-            return books.blocks_of(site);
+            let blocks = books.blocks_of(site);
+            drop(books);
+            return gpus.as_users_know(device, blocks);
         }
         let watched = gpus.seen().find(|watched| watched.device() == device).and_then(Watched::notes);
         watched.map(|notes| notes.blocks_of(site)).unwrap_or_default()

@@ -87,20 +87,35 @@ impl<D: Driver> Served<D> {
         stack: StackId,
         clock: &Clock,
     ) -> Result<Address, HeapError> {
+        self.malloc_within(size, (0, 0), stream, stack, clock)
+    }
+
+    /// Hands out a block with `around` so many bytes before and behind it, which are not accounted. Returns where the
+    /// first of those begin.
+    #[inline(always)]
+    pub fn malloc_within(
+        &self,
+        size: u64,
+        (front, rear): (u64, u64),
+        stream: Stream,
+        stack: StackId,
+        clock: &Clock,
+    ) -> Result<Address, HeapError> {
         let traced = self.trace_stack(ALLOC_STACKS);
         let mut books = self.books.lock();
-        let at = match books.heap.malloc_from(stack.0, size, stream, Tag(0, 0)) {
+        let whole = size.saturating_add(front + rear);
+        let at = match books.heap.malloc_from(stack.0, whole, stream, Tag(0, 0)) {
             Ok(at) => at,
-            Err(error) => {
-                books.record(stream, traced, |history| {
-                    if let HeapError::OutOfMemory { free, requested, .. } = &error {
-                        history.refused(*free, *requested, stream, traced);
-                    }
-                });
+            Err(mut error) => {
+                if let HeapError::OutOfMemory { free, requested, .. } = &mut error {
+                    *requested = size;
+                    let (free, size) = (*free, *requested);
+                    books.record(stream, traced, |history| history.refused(free, size, stream, traced));
+                }
                 return Err(error);
             }
         };
-        books.record(stream, traced, |history| history.allocated(at, size, stream, traced));
+        books.record(stream, traced, |history| history.allocated(at + front, size, stream, traced));
         let tag = books.accounts.born(stack.0, size, clock.now());
         // The block was handed out a line above and nobody else knows it yet, so it is there.
         let _ = books.heap.set_tag(at, Tag(tag.0, tag.1));
@@ -118,6 +133,25 @@ impl<D: Driver> Served<D> {
         }
         books.accounts.died(ledger::Tag(freed.tag.0, freed.tag.1), freed.requested, clock.now());
         Ok(freed)
+    }
+
+    /// Enters a block of `size` bytes at `at` as freed, but keeps the heap's block at `base`, which it lies in, from
+    /// being handed out.
+    pub fn retire(
+        &self,
+        base: Address,
+        at: Address,
+        size: u64,
+        stream: Stream,
+        clock: &Clock,
+    ) -> Result<(), HeapError> {
+        let traced = self.trace_stack(FREE_STACKS);
+        let mut books = self.books.lock();
+        // Of no site any more.
+        let tag = std::mem::replace(books.heap.tag_mut(base)?, Tag(u64::MAX, u64::MAX));
+        books.record(stream, traced, |history| history.freed(at, size, stream, false, traced));
+        books.accounts.died(ledger::Tag(tag.0, tag.1), size, clock.now());
+        Ok(())
     }
 
     /// Gives all idle memory back to the device.

@@ -8,6 +8,7 @@
 
 mod context;
 mod events;
+mod guard;
 mod ipc;
 mod peers;
 mod symbols;
@@ -26,6 +27,7 @@ use super::cost::{Call, Costs};
 use super::journal::{Change, Journal};
 use super::{Address, Driver, DriverError, Event, Handle, MemoryInfo, Result, Stream};
 
+pub use self::guard::{Edges, Findings, Found, GuardKernels};
 pub use self::ipc::{Exported, Imported, on_close};
 
 /// Device attributes by the driver's numbers (`CUdevice_attribute`).
@@ -147,6 +149,11 @@ impl CudaDriver {
             },
             _ => error.to_string(),
         }
+    }
+
+    /// Whether a failure says that the driver is gone, because the process exits.
+    pub fn is_gone(error: &DriverError) -> bool {
+        is_gone(error)
     }
 
     /// Lets kernels of another device reach this device's memory, past and future. Devices that this

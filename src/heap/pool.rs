@@ -129,6 +129,11 @@ impl<D: Driver> Heap<D> {
         Ok(())
     }
 
+    /// Whether any pool is being recorded to, so that a capture may be under way.
+    pub fn is_recording(&self) -> bool {
+        self.pools.recording()
+    }
+
     /// The pool's holds; none if it is not known.
     pub fn pool_holds(&self, id: PoolId) -> Option<u64> {
         self.pools.find(id).map(|pool| self.pools.list[pool as usize].holds)

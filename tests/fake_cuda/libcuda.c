@@ -7,7 +7,8 @@
  *
  * Environment: FAKE_CUDA_DEVICES (1), FAKE_CUDA_MEMORY bytes per device (1 GiB), FAKE_CUDA_FAULT
  * "function:k:code" (the k-th call, from 1, fails; k 0: every call), FAKE_CUDA_NO_VMM (attribute says no),
- * FAKE_CUDA_NO_FD (handles that can be exported are refused), FAKE_CUDA_NO_PEERS.
+ * FAKE_CUDA_NO_FD (handles that can be exported are refused), FAKE_CUDA_NO_PEERS, FAKE_CUDA_BACKED (there is memory
+ * behind the addresses; see memory.h).
  * Compile with -DOLD_DRIVER for a driver that lacks the virtual-memory symbols. */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -36,12 +37,12 @@ typedef struct { Location location; uint32_t flags; } Access;
 enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, DEINITIALIZED = 4, INVALID_DEVICE = 101,
        INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_READY = 600, PEER_ALREADY_ENABLED = 704,
        NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901 };
-enum { PAGE = 2 << 20, DEVICES = 16, STREAMS = 64, THINGS = 65536, FUNCTIONS = 128, DEPTH = 16 };
+enum { PAGE = 2 << 20, DEVICES = 16, STREAMS = 64, THINGS = 65536, FUNCTIONS = 192, DEPTH = 16 };
 
 struct context { int device, retained; };
 struct event { CUcontext context; int live, recorded, all; CUstream stream; uint64_t until, untils[STREAMS]; };
 struct range { CUdeviceptr at; size_t size; int live; };
-struct handle { size_t size; int device, live, mapped, exportable, imported; };
+struct handle { size_t size, place; int device, live, mapped, exportable, imported; };
 struct mapping { CUdeviceptr at; size_t size; uint64_t handle; int live; uint32_t access; };
 struct stream { CUstream name; uint64_t queued, done; int capturing; };
 
@@ -119,6 +120,8 @@ static struct stream *stream_of(CUstream name) {
     streams[n_streams] = (struct stream){.name = name};
     return &streams[n_streams++];
 }
+
+#include "memory.h"
 
 /* What tests ask and tell. */
 int fake_cuda_calls(const char *name) { pthread_mutex_lock(&lock); int n = functions[slot(name)].calls; pthread_mutex_unlock(&lock); return n; }
@@ -216,8 +219,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr *at, size_t size) {
     if (size == 0) FAIL(misuse("cuMemAlloc of nothing"));
     if (used[device] + size > capacity()) FAIL(OUT_OF_MEMORY);
     used[device] += size;
-    *at = next_address;
-    next_address += (size + 2 * PAGE - 1) / PAGE * PAGE;
+    *at = addresses(size, 1);
     plain[n_plain++] = (struct range){*at, size, 1};
     END
 }
@@ -239,8 +241,7 @@ static CUresult plain_block(CUdeviceptr *at, size_t size) {
     if (slot == THINGS) return OUT_OF_MEMORY;
     if (slot == n_plain) n_plain++;
     used[device] += size;
-    *at = next_address;
-    next_address += (size + 2 * PAGE - 1) / PAGE * PAGE;
+    *at = addresses(size, 1);
     plain[slot] = (struct range){*at, size, 1};
     return 0;
 }
@@ -391,10 +392,15 @@ CUresult cuCtxSetCurrent(CUcontext context) {
 CUresult cuGetErrorString(CUresult code, const char **text) { return cuGetErrorName(code, text); }
 #define ABSENT(name) CUresult name(void) { return NOT_SUPPORTED; }
 ABSENT(cuFuncGetAttribute) ABSENT(cuFuncSetAttribute) ABSENT(cuFuncSetCacheConfig) ABSENT(cuLaunchCooperativeKernel)
-ABSENT(cuLaunchKernel) ABSENT(cuLinkAddData_v2) ABSENT(cuLinkComplete) ABSENT(cuLinkCreate_v2)
-ABSENT(cuModuleGetFunction) ABSENT(cuModuleLoad) ABSENT(cuModuleLoadData) ABSENT(cuModuleLoadDataEx)
+ABSENT(cuLinkAddData_v2) ABSENT(cuLinkComplete) ABSENT(cuLinkCreate_v2) ABSENT(cuModuleLoad) ABSENT(cuModuleLoadDataEx)
 ABSENT(cuModuleUnload) ABSENT(cuOccupancyMaxActiveBlocksPerMultiprocessor) ABSENT(cuPointerGetAttribute)
 ABSENT(cuTensorMapEncodeTiled)
+
+#ifdef NO_KERNELS
+ABSENT(cuLaunchKernel) ABSENT(cuModuleGetFunction)
+#else
+#include "kernels.h"
+#endif
 
 /* Functions by name and version, as the driver gives them: the newest that the caller's version has. */
 #include <dlfcn.h>
@@ -427,8 +433,7 @@ CUresult cuMemAddressReserve(CUdeviceptr *at, size_t size, size_t alignment, CUd
     BEGIN("cuMemAddressReserve", 0, 0)
     (void)alignment; (void)wish;
     if (size == 0 || size % PAGE || flags) FAIL(misuse("cuMemAddressReserve"));
-    *at = next_address;
-    next_address += size + PAGE;
+    *at = addresses(size, 0);
     ranges[n_ranges++] = (struct range){*at, size, 1};
     END
 }
@@ -449,6 +454,7 @@ CUresult cuMemCreate(uint64_t *handle, size_t size, const Prop *prop, unsigned l
     if (used[device] + size > capacity()) FAIL(OUT_OF_MEMORY);
     used[device] += size;
     handles[n_handles] = (struct handle){.size = size, .device = device, .live = 1, .exportable = prop->handle_types == 1};
+    back(&handles[n_handles]);
     *handle = (uint64_t)++n_handles;
     END
 }
@@ -474,6 +480,7 @@ CUresult cuMemMap(CUdeviceptr at, size_t size, size_t offset, uint64_t handle, u
     int i = 0;
     while (i < n_mappings && mappings[i].live) i++;
     mappings[i] = (struct mapping){at, size, handle, 1, 0};
+    show(at, &handles[handle - 1]);
     if (i == n_mappings) n_mappings++;
     END
 }
@@ -482,6 +489,7 @@ CUresult cuMemUnmap(CUdeviceptr at, size_t size) {
     for (int i = 0; i < n_mappings; i++)
         if (mappings[i].live && mappings[i].at == at && mappings[i].size == size) {
             mappings[i].live = 0;
+            hide(at, size);
             handles[mappings[i].handle - 1].mapped--;
             goto out;
         }

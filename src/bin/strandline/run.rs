@@ -49,7 +49,7 @@ pub struct Run {
     /// Answer a scraper at http://ADDR:PORT/metrics; only a port: on this host only; 0: any free port
     #[arg(long, value_name = "[ADDR:]PORT")]
     pub openmetrics_listen: Option<Listen>,
-    /// Look for writes behind the end of blocks and to freed ones (host memory: --mode host)
+    /// Look for writes outside of blocks and to freed ones (modes heap and host)
     #[arg(long)]
     pub guard: bool,
     /// Say nothing on stderr; the report is written all the same

@@ -107,6 +107,13 @@ driver_table! {
         import_handle = "cuMemImportFromShareableHandle"
             (*mut sys::CUmemGenericAllocationHandle, *mut c_void, c_uint);
         error_name = "cuGetErrorName" (c_int, *mut *const c_char);
+        module_load_data = "cuModuleLoadData" (*mut sys::CUmodule, *const c_void);
+        module_get_function = "cuModuleGetFunction" (*mut sys::CUfunction, sys::CUmodule, *const c_char);
+        launch_kernel = "cuLaunchKernel"
+            (sys::CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, sys::CUstream,
+             *mut *mut c_void, *mut *mut c_void);
+        host_alloc = "cuMemHostAlloc" (*mut *mut c_void, usize, c_uint);
+        host_address = "cuMemHostGetDevicePointer_v2" (*mut sys::CUdeviceptr, *mut c_void, c_uint);
     }
 }
 
