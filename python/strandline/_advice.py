@@ -5,7 +5,7 @@ Invariant: says of a thing only what its path, its line and its container show.
 """
 
 import ast
-from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from . import _fixes, _growth
 from ._code import text
@@ -28,6 +28,7 @@ class Evidence(NamedTuple):
     modules: List[Any]  # every module of the program
     optimizers: List[Any]  # every optimizer
     pace: float = 0.0  # seconds a step
+    others: Sequence[Path] = ()  # to the same blocks, through the graphs of other tensors
 
 
 class Kept(NamedTuple):
@@ -90,12 +91,14 @@ class Advice:
         below = steps[self.growth + 1 :] if self.growth is not None else []
         if any(type(step.parent).__module__ in ("queue", "_queue") for step in steps):
             return _fixes.queue(next((s.name for s in steps if s.kind in ("name", "attribute")), "it"))
-        if kept and _growth.of_modules(container):  # a ParameterList, a ModuleDict
+        if kept and _growth.of_modules(container) and kept.store is not None:  # a ParameterList, a ModuleDict
             if again:
                 return _fixes.grows_in_use(name, "modules", again)
             return _fixes.container(
                 name, "dict" if "Dict" in type_name(container) else "list", _fixes.stored_value(node)
             )
+        if kept and kept.library and kept.store is None:
+            return _fixes.library_adds(kept.code)
         if kept and kept.library and kept.store is not None:
             return _fixes.library_call(kept.code, kept.library, path.through_graph)
         if kept and kept.step is not None and kept.step.name in HOOKS:

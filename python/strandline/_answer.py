@@ -90,7 +90,8 @@ class _Composer:
         if found is not None:
             (self.path, self.row), self.growth = found, None
         elif len(self.path.steps) == 1 and self.path.steps[0].kind == "name":
-            other = surviving(self.path, climb, roots, self.finder, str(evidence.candidate.get("shape", "")))
+            shape = str(evidence.candidate.get("shape", ""))
+            other = surviving(self.path, climb, roots, self.finder, shape, evidence.others)
             if other is not None:
                 self.path, self.growth = other, None
                 self.group = [(born, other) for born, _ in self.group]
@@ -300,6 +301,10 @@ class _Composer:
                 return self._made(best, holder, step, "")
             if good and fallback is None:
                 fallback = self._made(good[0], holders[0], step, "")
+            if stores and not good and self.growth is not None:
+                call = self._call_around(stores, step)
+                if call is not None:
+                    return call
             if stores and library is None and not good:
                 library = stores[0]
         if fallback is None:
@@ -307,6 +312,27 @@ class _Composer:
         if fallback is None and library is not None:
             return self._made(library, None, None, "")
         return fallback
+
+    def _call_around(self, stores: List[Store], step: Step) -> Optional[Kept]:
+        """The user's call in which a library's statement both makes the block and stores it
+        (`model.add_adapter(name)`)."""
+        stack = self.finder.stack
+        for store in stores:
+            last = getattr(store.statement.node, "end_lineno", None) or store.line
+            inner = next(
+                (
+                    n
+                    for n, (file, _, line) in enumerate(stack)
+                    if file == store.file.name and store.line <= line <= last
+                ),
+                None,
+            )
+            outer = stack[inner:] if inner is not None and store.how == "item" else []
+            for name, _, line in outer:
+                if is_user_file(name):
+                    file, where = self.files.get(name), f"{os.path.basename(store.file.name)}:{store.line}"
+                    return Kept(file.name, line, file.code(line), None, None, step, where)
+        return None
 
     def _as_attribute(self) -> Optional[Kept]:
         """The container lies in a dict that instances use as theirs (`self.__dict__ = Shared.state`): its key is the
@@ -382,7 +408,9 @@ class _Composer:
         told = self._told(kept)
         if kept.library or told:
             store = kept.store._replace(how="call") if told else kept.store
-            emptied = _limits.emptied(store, kept.holder, [kept.holder.name], self.finder) if trusted else None
+            emptied = (
+                _limits.emptied(store, kept.holder, [kept.holder.name], self.finder) if trusted else None
+            )
             if kept.library or emptied is not None:
                 return emptied
         owner = kept.step.parent if kept.step is not None and kept.step.kind == "attribute" else None

@@ -26,6 +26,7 @@ from ._tensors import Blocks, Found, Owner, classes, find
 
 SECONDS = 2.0  # of this thread's own computing: what else the machine is busy with changes no answer
 _ENTRIES = 1_000_000  # of an array that is looked through
+_OTHERS = 16  # tensors whose graphs are looked through for what another's keeps
 _PICKED = 6  # blocks of a candidate whose holders are sought
 
 
@@ -152,11 +153,13 @@ class Search:
         self._paths: Dict[int, Path] = {}
         self._held: Dict[int, Tuple[Chain, Owner]] = {}  # of the paths to a block's own tensor
         self._dangling: Dict[int, Chain] = {}  # chains that end inside autograd's graph
+        self._others: Dict[int, List[Path]] = {}  # through the graphs of other tensors than the nearest
 
     def close(self) -> None:
         self._climb.close()
         self._paths.clear()
         self._held.clear()
+        self._others.clear()
         self._dangling.clear()
         self._roots.locals.clear()
         self._roots.globals.clear()
@@ -199,6 +202,7 @@ class Search:
                 modules=found.modules,
                 optimizers=found.optimizers,
                 pace=self._pace,
+                others=next((self._others[b.address] for b in of_it if b.address in self._others), []),
             )
             try:
                 answer = compose(evidence, self._climb, self._roots, self._files)
@@ -207,7 +211,8 @@ class Search:
                 continue
             result[candidate["id"]] = answer
             if answer["not_a_leak"] is None:
-                roots = {path.graph for _, path in evidence.paths if path.graph is not None}
+                every_path = [*(path for _, path in evidence.paths), *evidence.others]
+                roots = {path.graph for path in every_path if path.graph is not None}
                 _graphs.explained.update(roots)
         return result
 
@@ -290,6 +295,8 @@ class Search:
         # What C++ holds of a dangling chain may be a ctx or a saved tensor's hook, met on the way through a graph.
         ends = {address: self._climb.ends(chain.links[-1]) for address, chain in dangling.items()}
         graphs: Dict[int, _autograd.Graph] = {}
+        credited: Dict[int, Tuple[Any, List[int]]] = {}
+        self._ours.add(credited)
         for turn in range(4):
             blocks = Blocks((block.address, block.size) for block in missing.values())
             walk = _autograd.walk(sources, blocks, self._deadline, None if not turn and not ends else 1 << 60)
@@ -311,6 +318,7 @@ class Search:
                     continue
                 path = write(chains[id(saved.source)], self._roots)
                 path.tail = (".grad_fn", *saved.trail, saved.name)
+                credited.setdefault(id(saved.source), (saved.source, []))[1].append(address)
                 if address in dangling and saved.name == "ctx":
                     path.tail = (
                         *path.tail,
@@ -332,11 +340,41 @@ class Search:
             if time.thread_time() > self._deadline:
                 self._ended = False
                 break
+        for source, addresses in credited.values():
+            self._by_other_graphs(source, addresses, sources)
+        credited.clear()
         self._by_arrays(missing, found)
         self._by_tied_gradients(missing, found)
         for address in missing:
             if address in dangling and self._climb.complete and self._ended:
                 self._paths[address] = write(dangling[address], self._roots)
+
+    def _by_other_graphs(self, source: Any, addresses: List[int], sources: List[Any]) -> None:
+        """What a variable's graph keeps, another tensor may keep too: the loss is made anew in each step, from a state
+        that is carried from step to step."""
+        path = self._paths[addresses[0]]
+        if len(path.steps) != 1 or path.steps[0].kind != "name":
+            return
+        rest = [other for other in sources if other is not source][:_OTHERS]
+        self._ours.add(rest)
+        for other, chain in zip(rest, self._climb.chains(rest) if rest else []):
+            if _rank(chain)[0] >= 3 or time.thread_time() > self._deadline:
+                continue
+            found = write(chain, self._roots)
+            named = [step for step in found.steps if step.kind not in ("part", "index")]
+            if not named or named[-1].kind != "attribute":
+                continue
+            sought = Blocks((address, 1) for address in addresses)
+            walk = _autograd.walk([other], sought, self._deadline)
+            saved = walk.blocks.get(addresses[0])
+            if saved is not None and len(walk.blocks) == len(addresses):
+                graph = _autograd.measure(other, self._deadline)
+                found.tail = (".grad_fn", *saved.trail, saved.name)
+                found.through_graph, found.scalar = True, _scalar(other)
+                found.nodes, found.graph = graph.nodes, graph.root
+                for address in addresses:
+                    self._others.setdefault(address, []).append(found)
+            walk.clear()
 
     def _rooted(self, met: Dict[int, _autograd.Saved], chains: Dict[int, Chain]) -> Set[int]:
         """Climbs from the sources of what a walk met; returns the ids of those that lead to no root."""

@@ -190,6 +190,10 @@ def library_call(call: str, inner: str, graph: bool) -> str:
     return f"{inner} keeps what {call} hands over; reset or clear it regularly (for a metric: .reset()), or hand over {better}"
 
 
+def library_adds(call: str) -> str:
+    return f"{call.strip()} adds something each time and takes nothing out; take out what is no longer used (delete, remove, reset)"
+
+
 def future(name: str) -> str:
     return f"each future in {name} keeps its result (or its exception's frames); take the result and drop the future"
 

@@ -49,10 +49,10 @@ def growth(group: List[Tuple[int, Path]], steps: int = 0) -> Optional[int]:
             if kind == "index" and not _one_grows(group, position) and outer is None:
                 continue
             if kind != "index":
-                if different >= births and outer is None:
-                    same = len({id(path.steps[position].parent) for _, path in group}) == 1
-                    listed = of_modules(group[0][1].steps[position].parent)
-                    if same and kind in ("attribute", "name") and (births >= 3 or listed):
+                if different >= births and outer is None and not _mixed(group, position):
+                    parents = [path.steps[position].parent for _, path in group]
+                    same, listed = len(set(map(id, parents))) == 1, all(map(of_modules, parents))
+                    if kind in ("attribute", "name") and (listed or (same and births >= 3)):
                         best = position  # an attribute more each time
                     break
                 continue
@@ -68,6 +68,14 @@ def of_modules(parent: Any) -> bool:
     """Whether it is torch's list or dict of modules or parameters."""
     kinds = ("ModuleList", "ModuleDict", "Sequential", "ParameterList", "ParameterDict")
     return any(base.__name__ in kinds for base in type(parent).__mro__)
+
+
+def _mixed(group: List[Tuple[int, Path]], position: int) -> bool:
+    """Whether blocks of different steps lie in one place: the growth is further in."""
+    births: Dict[Any, Set[int]] = {}
+    for born, path in group:
+        births.setdefault(tuple(path.keys()[: position + 1]), set()).add(born)
+    return any(len(each) > 1 for each in births.values())
 
 
 def _too_few(group: List[Tuple[int, Path]], position: int, steps: int) -> bool:

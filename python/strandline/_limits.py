@@ -122,7 +122,9 @@ def _counts(node: Any, enclosing: Any, store: Store) -> bool:
     wanted = text(node)
     for statement in store.file.statements:
         step = statement.node
-        if statement.function is not store.statement.function or not isinstance(step, (ast.AugAssign, ast.Assign)):
+        if statement.function is not store.statement.function or not isinstance(
+            step, (ast.AugAssign, ast.Assign)
+        ):
             continue
         if isinstance(step, ast.AugAssign):
             if isinstance(step.op, ast.Add) and text(step.target) == wanted:
@@ -151,7 +153,10 @@ def replaced(
     for each in stores:
         if each.how in ("assign", "init") or replaces(each):
             continue
-        if guarded(each, holder, container, owner) is None and evicting(each, holder, container, owner) is None:
+        if (
+            guarded(each, holder, container, owner) is None
+            and evicting(each, holder, container, owner) is None
+        ):
             return None
     where = f"{os.path.basename(store.file.name)}:{store.line}"
     length = length_of(container)
@@ -212,7 +217,9 @@ def taken_out(holder: Holder, finder: Finder) -> Optional[Bound]:
             if taken and _takes(statement, match):
                 where = f"{os.path.basename(place)}:{statement.line}"
                 return Bound(
-                    f"belongs to an entry of {holder.name}, and entries are taken out of that ({where})", None, None
+                    f"belongs to an entry of {holder.name}, and entries are taken out of that ({where})",
+                    None,
+                    None,
                 )
     return None
 

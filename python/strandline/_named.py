@@ -5,7 +5,7 @@ Invariant: reads source and paths only.
 """
 
 import sys
-from typing import Any, List, Optional, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 from ._holders import Climb, isinstance_plain
 from ._path import Path, Step, write
@@ -46,7 +46,9 @@ def attribute_holder(owner: Any, name: str, keys: Tuple[str, ...]) -> Holder:
     )
 
 
-def surviving(path: Path, climb: Climb, roots: Roots, finder: Finder, shape: str = "") -> Optional[Path]:
+def surviving(
+    path: Path, climb: Climb, roots: Roots, finder: Finder, shape: str = "", others: Sequence[Path] = ()
+) -> Optional[Path]:
     """A variable that is bound anew in each step, to what an object keeps and hands out (`acc = meter.update(x)`,
     which returns `self.value`), is not what keeps it: the path to the object's attribute, if there is one."""
 
@@ -59,10 +61,10 @@ def surviving(path: Path, climb: Climb, roots: Roots, finder: Finder, shape: str
     if best(variable)[1] != "assign":
         return None
     ranked: List[Tuple[int, Path]] = []
-    for chain in climb.others(variable.value):
-        other = write(chain, roots)
-        last = other.steps[-1]
+    same = [write(chain, roots).ending_as(path) for chain in climb.others(variable.value)]
+    for other in [*same, *others]:
+        last = next((step for step in reversed(other.steps) if step.kind != "part"), other.steps[-1])
         score, how = best(last) if last.kind == "attribute" else (0, "")
         if how in ("again", "augment") or (how == "assign" and (path.through_graph or shape == "regrow")):
             ranked.append((score, other))
-    return max(ranked, key=lambda item: item[0])[1].ending_as(path) if ranked else None
+    return max(ranked, key=lambda item: item[0])[1] if ranked else None
