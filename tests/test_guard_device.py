@@ -132,8 +132,9 @@ def test_what_is_held_back_is_given_up_before_a_request_is_refused(tmp_path, ben
     assert int(done.stdout.split("blocks of 6 MiB: ")[1].split()[0]) >= 41, done.stdout
 
 
-def test_a_clean_program_has_no_faults(tmp_path, bench):
-    done, faults = guarded(tmp_path, bench, "clean")
+@pytest.mark.parametrize("kind", ["clean", "threads"])
+def test_a_clean_program_has_no_faults(tmp_path, bench, kind):
+    done, faults = guarded(tmp_path, bench, kind)
     assert faults == [] and "guard mode" not in done.stderr
 
 

@@ -4,6 +4,7 @@
  *
  * What it tells the stand-in (streams that are busy, captures) and asks of it (launches) goes through dlsym. */
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,6 +38,25 @@ static void drop(void *block) {
     if (code) printf("free %d\n", code);
 }
 static void churn(int n, size_t size) { for (int i = 0; i < n; i++) drop(make(size)); }
+/* Blocks of every size, some of them used by another thread's stream and some freed late. */
+static void *worker(void *number) {
+    unsigned seed = (unsigned)(size_t)number;
+    void *stream = (void *)(0x1000 * ((size_t)number + 1)), *other = (void *)(0x1000 * ((size_t)number % 4 + 2));
+    char *kept[16] = {0};
+    for (int i = 0; i < 400; i++) {
+        size_t size = (size_t)1 << (rand_r(&seed) % 18);
+        char **place = &kept[rand_r(&seed) % 16];
+        if (*place) drop(*place);
+        *place = make_on(size + i % 7, stream);
+        if (!*place) continue;
+        memset(*place, i, size + i % 7);
+        if (i % 5 == 0) strandline_record_stream(*place, other);
+        if (i % 90 == 0) strandline_trim(0);
+    }
+    for (int i = 0; i < 16; i++) if (kept[i]) drop(kept[i]);
+    return NULL;
+}
+
 static int is(const char *kind, const char *name) { return strcmp(kind, name) == 0; }
 
 int main(int argc, char **argv) {
@@ -120,7 +140,11 @@ int main(int argc, char **argv) {
         strandline_get_counters(0, &counters, sizeof counters);
         printf("live %d\n", (int)counters.live_blocks);
     } else if (is(kind, "large")) drop(make((size_t)100 << 20));
-    else if (is(kind, "clean")) {
+    else if (is(kind, "threads")) {
+        pthread_t threads[4];
+        for (long i = 0; i < 4; i++) pthread_create(&threads[i], NULL, worker, (void *)i);
+        for (int i = 0; i < 4; i++) pthread_join(threads[i], NULL);
+    } else if (is(kind, "clean")) {
         for (int i = 0; i < 300; i++) {
             char *c = make_on((size_t)1 << (i % 20), i % 3 ? ONE : TWO);
             if (c) memset(c, i, (size_t)1 << (i % 20)), drop(c);

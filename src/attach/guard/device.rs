@@ -163,17 +163,18 @@ impl DeviceGuard {
         if self.is_over() {
             return served.malloc(size, stream, stack, clock);
         }
-        if self.is_closed(served, stream) {
-            self.inner.lock().skipped.captured += 1;
-            return served.malloc(size, stream, stack, clock);
-        }
-        let around = (FRONT, REAR);
+        let closed = self.is_closed(served, stream);
+        let around = if closed { (0, 0) } else { (FRONT, REAR) };
         let base = match served.malloc_within(size, around, stream, stack, clock) {
             Err(HeapError::OutOfMemory { .. }) if self.make_room(served) => {
                 served.malloc_within(size, around, stream, stack, clock)
             }
             done => done,
         }?;
+        if closed {
+            self.inner.lock().skipped.captured += 1;
+            return Ok(base);
+        }
         let block = Block { at: base + FRONT, size, born: stack.0, freed: 0 };
         // Before the block can be freed by anybody: until this returns nobody else knows it.
         if let Err(error) = self.kernels.arm(stream, &edges(&block)) {
@@ -214,7 +215,7 @@ impl DeviceGuard {
         let done = if self.is_over() {
             free_block(served, &held)
         } else if !live.uses.is_empty() || self.is_closed(served, live.stream) {
-            inner.waiting.push_back(Waiting { held, uses: live.uses, events: Vec::new() });
+            self.wait_for(&mut inner, served, held, live.uses);
             Ok(())
         } else {
             self.retire(&mut inner, served, held)
@@ -252,6 +253,18 @@ impl DeviceGuard {
     /// Whether nobody holds the lock for longer than `patience`.
     pub fn answers(&self, patience: Duration) -> bool {
         self.inner.try_lock_for(patience).is_some()
+    }
+
+    /// A freed block has to wait for other streams, or for the end of a capture.
+    fn wait_for(&self, inner: &mut Inner, served: &Driven, held: Held, uses: Vec<Stream>) {
+        let mut waiting = Waiting { held, uses, events: Vec::new() };
+        // What the other streams get to do from now on is no use of the block.
+        if !served.lock().heap.is_recording()
+            && let Err(error) = self.is_ready(&mut waiting)
+        {
+            self.end(&error);
+        }
+        inner.waiting.push_back(waiting);
     }
 
     /// Looks at a freed block's patterns, poisons it and holds it back.
