@@ -6,6 +6,7 @@
 //! | `guard/host.rs` | host memory, looked at by this process |
 //! | `guard/device.rs` | one GPU's memory, looked at by kernels in the order of its streams |
 //! | `guard/checks.rs` | launches whose findings are not in yet |
+//! | `guard/skipped.rs` | how many blocks a GPU's guard did not look at |
 //! | `guard/gpus.rs` | the GPUs that are guarded, and what torch or C asks of them |
 //!
 //! Around each block lies a pattern, which is looked at when the block is freed and at the end of the run. A freed
@@ -19,6 +20,7 @@ mod checks;
 pub mod device;
 pub mod gpus;
 pub mod host;
+mod skipped;
 
 use super::process::Stacks;
 use super::{outcome, say};

@@ -16,6 +16,7 @@
 //! guard's own comes before its device's.
 
 use super::checks::{Check, Checks, Looked};
+use super::skipped::Skipped;
 use super::{Block, Changed, Faults, PATTERN, POISON, Wrong};
 use crate::attach::served::{Served, patience};
 use crate::attach::{gpu, say};
@@ -70,14 +71,6 @@ struct Waiting {
     /// Streams whose event is still to be recorded, and events that are not known to be done.
     uses: Vec<Stream>,
     events: Vec<Event>,
-}
-
-/// Blocks that were not looked at, by the reason.
-#[derive(Default)]
-struct Skipped {
-    captured: u64,
-    large: u64,
-    busy: u64,
 }
 
 struct Inner {
@@ -484,7 +477,7 @@ impl DeviceGuard {
                 })
         });
         self.over.store(true, Ordering::Relaxed);
-        let text = self.inner.lock().skipped.text(self.budget);
+        let text = self.inner.lock().skipped.text(self.budget / 2);
         if let (Some(text), false) = (text, quiet) {
             say(format_args!("guard mode, GPU {}: {text}", self.device));
         }
@@ -519,7 +512,8 @@ impl DeviceGuard {
             let mut inner = self.inner.lock();
             inner.urgent = true;
             self.poll(&mut inner, served);
-            let again = waits(&inner) && !self.is_over();
+            // A capture that never ended (an exception in it) will not end now.
+            let again = waits(&inner) && !self.is_over() && !served.lock().heap.is_recording();
             self.tell(inner, faults);
             if !again || Instant::now() > until {
                 return;
@@ -575,32 +569,5 @@ impl Inner {
             }
             Looked::Poison => add(Wrong::UseAfterFree, found.body.first as i64, found.body.count),
         }
-    }
-}
-
-fn blocks(n: u64) -> String {
-    format!("{n} block{}", if n == 1 { "" } else { "s" })
-}
-
-impl Skipped {
-    fn text(&self, budget: u64) -> Option<String> {
-        let mut parts = Vec::new();
-        if self.captured > 0 {
-            parts.push(format!(
-                "{} had no patterns, being allocated while a graph was captured or a pool in use",
-                blocks(self.captured)
-            ));
-        }
-        if self.large > 0 {
-            let most = crate::attach::outcome::torch_size(budget / 2);
-            parts.push(format!("{} of more than {most} not held back once freed", blocks(self.large)));
-        }
-        if self.busy > 0 {
-            parts.push(format!(
-                "{} not looked at for want of memory or of room for results",
-                blocks(self.busy)
-            ));
-        }
-        (!parts.is_empty()).then(|| parts.join("; "))
     }
 }
