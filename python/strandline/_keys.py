@@ -123,20 +123,21 @@ class Keys:
 
     def __init__(self, finder: Finder) -> None:
         self._finder = finder
+        self._composed = 0  # keys of several parts that the one looked at is in
 
     def come_again(self, node: Any, at: Statement, file: File, depth: int) -> bool:
         """Whether an expression takes its old values again when the program goes over its data once more."""
         if isinstance(node, (ast.Constant, ast.Slice)):
             return isinstance(node, ast.Constant)
         if isinstance(node, ast.Tuple):
-            return all(self.come_again(part, at, file, depth) for part in node.elts)
+            return self._all(node.elts, at, file, depth)
         if isinstance(node, (ast.ListComp, ast.SetComp)):
             return self.come_again(node.elt, at, file, depth)
         if isinstance(node, ast.JoinedStr):
             parts = [part.value for part in node.values if isinstance(part, ast.FormattedValue)]
-            return all(self.come_again(part, at, file, depth) for part in parts)
+            return self._all(parts, at, file, depth)
         if isinstance(node, ast.BinOp):
-            return all(self.come_again(part, at, file, depth) for part in (node.left, node.right))
+            return self._all([node.left, node.right], at, file, depth)
         if isinstance(node, ast.Attribute):
             return self.come_again(node.value, at, file, depth)
         if isinstance(node, ast.Subscript):
@@ -148,10 +149,17 @@ class Keys:
             if method and self.come_again(node.func.value, at, file, depth):
                 return True
             if _draws(node):
-                return True
+                return not self._composed  # a sample's number and where it is cropped: too many to come again
             known = last_name(node.func) in _SAME and bool(node.args)
             return known and all(self.come_again(part, at, file, depth) for part in node.args)
         return isinstance(node, ast.Name) and self._name(node.id, at, file, depth)
+
+    def _all(self, parts: List[Any], at: Statement, file: File, depth: int) -> bool:
+        self._composed += 1
+        try:
+            return all(self.come_again(part, at, file, depth) for part in parts)
+        finally:
+            self._composed -= 1
 
     def _name(self, name: str, at: Statement, file: File, depth: int) -> bool:
         for position in reversed(range(len(at.loops))):
@@ -294,7 +302,7 @@ def _draws(call: Any) -> bool:
     numbers = [part.value for part in ast.walk(call) if isinstance(part, ast.Constant)]
     if any(type(number) in (int, float) and number > _MANY for number in numbers):
         return False
-    if any(isinstance(part, ast.BinOp) and isinstance(part.op, ast.Pow) for part in ast.walk(call)):
+    if any(isinstance(part, ast.BinOp) and isinstance(part.op, (ast.Pow, ast.LShift)) for part in ast.walk(call)):
         return False
     base = text(call.func.value) if isinstance(call.func, ast.Attribute) else ""
     return name in _DRAWN or (name in _PICKED and (base == "" or "rand" in base or "rng" in base))

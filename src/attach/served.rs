@@ -104,7 +104,8 @@ impl<D: Driver> Served<D> {
         let traced = self.trace_stack(ALLOC_STACKS);
         let mut books = self.books.lock();
         let whole = size.saturating_add(front + rear);
-        let at = match books.heap.malloc_from(stack.0, whole, stream, Tag(0, 0)) {
+        let tag = books.accounts.expect(stack.0, clock.now());
+        let at = match books.heap.malloc_from(stack.0, whole, stream, Tag(tag.0, tag.1)) {
             Ok(at) => at,
             Err(mut error) => {
                 if let HeapError::OutOfMemory { free, requested, .. } = &mut error {
@@ -116,9 +117,7 @@ impl<D: Driver> Served<D> {
             }
         };
         books.record(stream, traced, |history| history.allocated(at + front, size, stream, traced));
-        let tag = books.accounts.born(stack.0, size, clock.now());
-        // The block was handed out a line above and nobody else knows it yet, so it is there.
-        let _ = books.heap.set_tag(at, Tag(tag.0, tag.1));
+        books.accounts.enter(tag, size);
         Ok(at)
     }
 

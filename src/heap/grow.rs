@@ -61,7 +61,7 @@ const MOVES_PER_THOUSANDTH: u64 = 16;
 const SPARED_MOST: u64 = 1 << 30;
 /// The same when none is: a kernel that finds no room to be loaded in ends the job with an error that nobody
 /// can catch and go on from.
-const LEFT_MOST: u64 = 64 << 20;
+const LEFT_MOST: u64 = 256 << 20;
 
 impl<D: Driver> Heap<D> {
     /// Gives the arena a free range of at least `size` bytes.

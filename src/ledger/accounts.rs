@@ -74,6 +74,15 @@ impl Accounts {
     /// A block of `requested` bytes was handed out. The tag belongs to it until it dies.
     #[inline]
     pub fn born(&mut self, stack: u32, requested: u64, now: Now) -> Tag {
+        let tag = self.expect(stack, now);
+        self.enter(tag, requested);
+        tag
+    }
+
+    /// The tag of a block that is about to be handed out. Nothing counts until it is [entered](Self::enter), at once
+    /// or never.
+    #[inline]
+    pub fn expect(&mut self, stack: u32, now: Now) -> Tag {
         if now.step > self.step {
             self.turn(now.step);
         }
@@ -81,8 +90,15 @@ impl Accounts {
             Some(site) => *site,
             None => self.open(stack),
         };
-        let entry = &mut self.sites[site as usize];
-        entry.born(self.step, requested, now.phase);
+        Tag::new(site, self.serial + 1, Now { step: self.step, ..now })
+    }
+
+    /// The block of the newest expected tag was handed out, with `requested` bytes.
+    #[inline]
+    pub fn enter(&mut self, tag: Tag, requested: u64) {
+        let (site, phase) = (tag.site(), tag.phase());
+        let Some(entry) = self.sites.get_mut(site as usize) else { return };
+        entry.born(self.step, requested, phase);
         if !entry.dirty {
             entry.dirty = true;
             self.dirty.push(site);
@@ -92,12 +108,11 @@ impl Accounts {
         self.live_bytes += requested;
         self.blocks_born += 1;
         if self.live_bytes > self.peak {
-            (self.peak, self.peak_phase) = (self.live_bytes, now.phase);
+            (self.peak, self.peak_phase) = (self.live_bytes, phase);
         }
         self.young[self.step as usize % YOUNG] += requested;
-        self.phase_live[now.phase.number()] += requested;
-        self.phase_born[now.phase.number()] += requested;
-        Tag::new(site, self.serial, Now { step: self.step, ..now })
+        self.phase_live[phase.number()] += requested;
+        self.phase_born[phase.number()] += requested;
     }
 
     /// The block that carried `tag` was taken back.
