@@ -23,6 +23,7 @@ mod block;
 mod check;
 mod config;
 mod fit;
+mod gauge;
 mod give_back;
 mod grow;
 mod occupancy;
@@ -292,7 +293,7 @@ impl<D: Driver> Heap<D> {
     /// Bytes in blocks that are handed out: `allocated_bytes.all.current`, without the rest.
     #[inline]
     pub fn allocated(&self) -> u64 {
-        self.stats.allocated_bytes.now()
+        self.stats.allocated_bytes()
     }
 
     /// Bytes of mapped memory: `reserved_bytes.all.current`, without the rest.
