@@ -76,10 +76,9 @@ pub(super) struct Arena {
     pub segments: Vec<u16>,
     /// Per class, the slabs with free slots.
     pub slabs: [SlabId; CLASSES],
-    /// Per class, an empty slab that is kept so that one block coming and going does not make and drop it.
+    /// Per class, the slab that was empty last. While it is, it is kept, so that one block coming and going does
+    /// not make and drop it.
     pub empty: [SlabId; CLASSES],
-    /// Blocks, slots and slabs that are not free, pending ones included.
-    pub taken: u64,
 }
 
 impl Arena {
@@ -90,7 +89,6 @@ impl Arena {
             segments: Vec::new(),
             slabs: [NONE; CLASSES],
             empty: [NONE; CLASSES],
-            taken: 0,
         }
     }
 

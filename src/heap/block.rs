@@ -8,7 +8,9 @@ use super::{Address, Tag};
 
 /// An index into [`Blocks`].
 pub(super) type Id = u32;
-pub(super) const NONE: Id = u32::MAX;
+/// No block, and in other tables nothing either. Its record is nobody's: links may be written there, so that a
+/// list's end needs no branch.
+pub(super) const NONE: Id = 0;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -42,6 +44,8 @@ pub(super) struct Block {
     pub a: Id,
     pub b: Id,
     pub segment: u16,
+    /// The segment's region.
+    pub region: u16,
     pub arena: u16,
     pub state: State,
 }
@@ -56,12 +60,13 @@ const VACANT: Block = Block {
     a: NONE,
     b: NONE,
     segment: 0,
+    region: 0,
     arena: 0,
     state: State::Vacant,
 };
 
 impl Block {
-    #[inline]
+    #[inline(always)]
     pub(super) fn end(&self) -> Address {
         self.addr + self.size
     }
@@ -75,14 +80,14 @@ pub(super) struct Blocks {
 
 impl std::ops::Index<Id> for Blocks {
     type Output = Block;
-    #[inline]
+    #[inline(always)]
     fn index(&self, id: Id) -> &Block {
         &self.records[id as usize]
     }
 }
 
 impl std::ops::IndexMut<Id> for Blocks {
-    #[inline]
+    #[inline(always)]
     fn index_mut(&mut self, id: Id) -> &mut Block {
         &mut self.records[id as usize]
     }
@@ -91,17 +96,27 @@ impl std::ops::IndexMut<Id> for Blocks {
 impl Blocks {
     pub(super) fn new() -> Self {
         // Address space only: the pages of the table are touched as blocks come to exist.
-        Blocks { records: Vec::with_capacity(1 << 18), vacant: NONE }
+        let mut records = Vec::with_capacity(1 << 18);
+        records.push(VACANT);
+        Blocks { records, vacant: NONE }
+    }
+
+    /// The records by their IDs: for who needs several.
+    #[inline(always)]
+    pub(super) fn records(&self) -> &[Block] {
+        &self.records
+    }
+
+    #[inline(always)]
+    pub(super) fn records_mut(&mut self) -> &mut [Block] {
+        &mut self.records
     }
 
     /// A vacant record to be filled in by the caller.
-    #[inline]
+    #[inline(always)]
     fn vacant(&mut self) -> Id {
         match self.vacant {
-            NONE => {
-                self.records.push(VACANT);
-                (self.records.len() - 1) as Id
-            }
+            NONE => self.another(),
             id => {
                 self.vacant = self[id].next;
                 id
@@ -109,6 +124,13 @@ impl Blocks {
         }
     }
 
+    #[cold]
+    fn another(&mut self) -> Id {
+        self.records.push(VACANT);
+        (self.records.len() - 1) as Id
+    }
+
+    #[inline(always)]
     pub(super) fn vacate(&mut self, id: Id) {
         let next = self.vacant;
         let block = &mut self[id];
@@ -117,42 +139,46 @@ impl Blocks {
         self.vacant = id;
     }
 
-    /// The only block of a new segment.
-    pub(super) fn first(&mut self, addr: Address, size: u64, segment: u16, arena: u16, state: State) -> Id {
+    /// The only block of a new segment, which is given with its region.
+    pub(super) fn first(
+        &mut self,
+        addr: Address,
+        size: u64,
+        (segment, region): (u16, u16),
+        arena: u16,
+        state: State,
+    ) -> Id {
         let id = self.vacant();
-        self[id] = Block { addr, size, segment, arena, state, ..VACANT };
+        self[id] = Block { addr, size, segment, region, arena, state, ..VACANT };
         id
     }
 
     /// Cuts a block in two: `id` keeps the first `size` bytes, the returned block (same state and word,
     /// in no list) has the rest.
-    #[inline]
+    #[inline(always)]
     pub(super) fn split(&mut self, id: Id, size: u64) -> Id {
         let rest = self.vacant();
-        let block = &mut self[id];
+        let records = self.records_mut();
+        let block = &mut records[id as usize];
         let right =
             Block { addr: block.addr + size, size: block.size - size, prev: id, a: NONE, b: NONE, ..*block };
         block.size = size;
         block.next = rest;
-        let after = right.next;
-        self[rest] = right;
-        if after != NONE {
-            self[after].prev = rest;
-        }
+        records[right.next as usize].prev = rest;
+        records[rest as usize] = right;
         rest
     }
 
     /// Adds the right neighbour `next` (in no list) to `id`; its record becomes vacant.
-    #[inline]
+    #[inline(always)]
     pub(super) fn absorb(&mut self, id: Id, next: Id) {
-        let Block { size, word, next: after, .. } = self[next];
-        let block = &mut self[id];
+        let records = self.records_mut();
+        let Block { size, word, next: after, .. } = records[next as usize];
+        let block = &mut records[id as usize];
         block.size += size;
         block.word = block.word.max(word);
         block.next = after;
-        if after != NONE {
-            self[after].prev = id;
-        }
+        records[after as usize].prev = id;
         self.vacate(next);
     }
 
@@ -173,7 +199,7 @@ mod tests {
     #[test]
     fn split_and_absorb_are_inverse() {
         let mut blocks = Blocks::new();
-        let a = blocks.first(0, 100, 0, 0, State::Free);
+        let a = blocks.first(0, 100, (0, 0), 0, State::Free);
         let b = blocks.split(a, 60);
         let c = blocks.split(a, 20);
         assert_eq!((blocks[a].end(), blocks[c].addr, blocks[c].end(), blocks[b].addr), (20, 20, 60, 60));

@@ -1,143 +1,138 @@
 //! Free ranges in bins: best fit in constant time.
 //!
-//! Two levels, as in TLSF: 32 bins per doubling of the size, and a bitmap of the bins that are not empty.
-//! The bin of the size and the next non-empty one are looked through, at most [`LOOKS`] blocks, for the
-//! smallest that fits (the lowest address among equals); that is the true best fit unless a bin is long.
-//! It knows block records, no pages. Invariant: a block is in the list of the bin of its size.
+//! 32 bins per doubling of the size, and a bitmap of those that are not empty. The bin of the size and the next
+//! non-empty one are looked through, at most [`LOOKS`] blocks, for the smallest that fits (the lowest address
+//! among equals); that is the true best fit unless a bin is long. It knows block records, no pages.
+//! Invariant: a block is in the list of the bin of its size.
 
-use super::block::{Blocks, Id, NONE};
+use super::block::{Block, Blocks, Id, NONE, State};
 
 /// Sizes are multiples of this. Bytes.
 pub(super) const GRAIN: u64 = 512;
-const GRAIN_SHIFT: u32 = GRAIN.trailing_zeros();
-const LEVELS: usize = 40;
-const SUBS: usize = 32;
+const WORDS: usize = 32;
+/// More than any size needs.
+const BINS: usize = WORDS * 64;
 const LOOKS: usize = 8;
 
 pub(super) struct Bins {
-    levels: u64,
-    subs: [u32; LEVELS],
-    heads: Box<[Id]>,
+    /// Which bins are not empty.
+    bits: [u64; WORDS],
+    heads: Box<[Id; BINS]>,
 }
 
-#[inline]
-fn bin_of(size: u64) -> (usize, usize) {
-    let units = size >> GRAIN_SHIFT;
-    if units < 32 {
-        return (0, units as usize);
-    }
-    let log = units.ilog2();
-    ((log - 4) as usize, ((units >> (log - 5)) & 31) as usize)
+/// The bin of a size: the binary exponent and five more bits, as the number has them in floating point. The bins
+/// of the first 32 multiples of the grain have one size each.
+#[inline(always)]
+fn bin_of(size: u64) -> usize {
+    const EXPONENT_AND_FIVE: u32 = f64::MANTISSA_DIGITS - 1 - 5;
+    const FIRST: usize = ((GRAIN as f64).to_bits() >> EXPONENT_AND_FIVE) as usize;
+    let bits = (size as i64 as f64).to_bits();
+    ((bits >> EXPONENT_AND_FIVE) as usize).wrapping_sub(FIRST) % BINS
 }
 
 impl Bins {
     pub(super) fn new() -> Self {
-        Bins { levels: 0, subs: [0; LEVELS], heads: vec![NONE; LEVELS * SUBS].into_boxed_slice() }
+        Bins { bits: [0; WORDS], heads: Box::new([NONE; BINS]) }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn insert(&mut self, blocks: &mut Blocks, id: Id) {
-        let (level, sub) = bin_of(blocks[id].size);
-        let head = std::mem::replace(&mut self.heads[level * SUBS + sub], id);
-        let block = &mut blocks[id];
+        let records = blocks.records_mut();
+        self.link(records, bin_of(records[id as usize].size), id);
+    }
+
+    #[inline(always)]
+    pub(super) fn remove(&mut self, blocks: &mut Blocks, id: Id) {
+        let records = blocks.records_mut();
+        self.unlink(records, bin_of(records[id as usize].size), id);
+    }
+
+    /// Takes the first `size` bytes of a free block out of the bins; `id` is what they are then. If that is not
+    /// all, the rest is returned, back in its bin.
+    #[inline(always)]
+    pub(super) fn take(&mut self, blocks: &mut Blocks, id: Id, size: u64) -> Id {
+        self.remove(blocks, id);
+        if blocks[id].size == size {
+            return NONE;
+        }
+        let rest = blocks.split(id, size);
+        self.insert(blocks, rest);
+        rest
+    }
+
+    /// Puts a free block that is in no bin into one, joined with its free neighbours; the whole.
+    #[inline(always)]
+    pub(super) fn give(&mut self, blocks: &mut Blocks, mut id: Id) -> Id {
+        let Block { prev, next, .. } = blocks[id];
+        if blocks[next].state == State::Free {
+            self.remove(blocks, next);
+            blocks.absorb(id, next);
+        }
+        if blocks[prev].state == State::Free {
+            self.remove(blocks, prev);
+            blocks.absorb(prev, id);
+            id = prev;
+        }
+        self.insert(blocks, id);
+        id
+    }
+
+    #[inline(always)]
+    fn link(&mut self, records: &mut [Block], bin: usize, id: Id) {
+        let head = std::mem::replace(&mut self.heads[bin], id);
+        let block = &mut records[id as usize];
         block.a = NONE;
         block.b = head;
-        if head != NONE {
-            blocks[head].a = id;
-        } else {
-            self.subs[level] |= 1 << sub;
-            self.levels |= 1 << level;
-        }
+        records[head as usize].a = id;
+        self.bits[bin / 64] |= 1 << (bin % 64);
     }
 
-    #[inline]
-    pub(super) fn remove(&mut self, blocks: &mut Blocks, id: Id) {
-        let (before, after, size) = (blocks[id].a, blocks[id].b, blocks[id].size);
-        if after != NONE {
-            blocks[after].a = before;
-        }
-        if before != NONE {
-            blocks[before].b = after;
-            return;
-        }
-        let (level, sub) = bin_of(size);
-        self.heads[level * SUBS + sub] = after;
-        if after == NONE {
-            self.subs[level] &= !(1 << sub);
-            if self.subs[level] == 0 {
-                self.levels &= !(1 << level);
-            }
-        }
+    /// Without a branch: which way it would go is a coin's toss.
+    #[inline(always)]
+    fn unlink(&mut self, records: &mut [Block], bin: usize, id: Id) {
+        let Block { a: before, b: after, .. } = records[id as usize];
+        records[after as usize].a = before;
+        records[before as usize].b = after;
+        let head = if before == NONE { after } else { self.heads[bin] };
+        self.heads[bin] = head;
+        self.bits[bin / 64] &= !(u64::from(head == NONE) << (bin % 64));
     }
 
     /// The smallest free block of at least `size` bytes, as far as the bins tell.
-    #[inline]
+    #[inline(always)]
     pub(super) fn best(&self, blocks: &Blocks, size: u64) -> Option<Id> {
-        let (level, sub) = bin_of(size);
-        if self.subs[level] & (1 << sub) != 0
-            && let Some(found) = self.smallest(blocks, self.heads[level * SUBS + sub], size)
-        {
-            return Some(found);
+        let records = blocks.records();
+        let own = bin_of(size);
+        let bin = self.from(own)?;
+        let found = smallest(records, self.heads[bin], size);
+        // Whatever lies in a bin above its own is large enough.
+        if found == NONE && bin == own {
+            return Some(smallest(records, self.heads[self.from(own + 1)?], size));
         }
-        let (level, sub) = self.above(level, sub)?;
-        self.smallest(blocks, self.heads[level * SUBS + sub], size)
+        Some(found)
     }
 
-    /// The next bin after (`level`, `sub`) that is not empty.
-    #[inline]
-    fn above(&self, level: usize, sub: usize) -> Option<(usize, usize)> {
-        let rest = self.subs[level] & (u32::MAX << sub << 1);
-        if rest != 0 {
-            return Some((level, rest.trailing_zeros() as usize));
+    /// The first bin from `bin` on that is not empty.
+    #[inline(always)]
+    fn from(&self, bin: usize) -> Option<usize> {
+        let mut word = bin / 64 % WORDS;
+        let mut bits = self.bits[word] & (u64::MAX << (bin % 64));
+        while bits == 0 {
+            word += 1;
+            bits = *self.bits.get(word)?;
         }
-        let levels = self.levels & (u64::MAX << level << 1);
-        if levels == 0 {
-            return None;
-        }
-        let level = levels.trailing_zeros() as usize;
-        Some((level, self.subs[level].trailing_zeros() as usize))
-    }
-
-    #[inline]
-    fn smallest(&self, blocks: &Blocks, head: Id, size: u64) -> Option<Id> {
-        let mut best: Option<(u64, u64, Id)> = None;
-        let mut id = head;
-        for _ in 0..LOOKS {
-            let block = &blocks[id];
-            if block.size >= size {
-                let this = (block.size, block.addr, id);
-                if best.is_none_or(|best| this < best) {
-                    best = Some(this);
-                }
-            }
-            id = block.b;
-            if id == NONE {
-                return best.map(|best| best.2);
-            }
-        }
-        // A long bin: go on only until something fits at all.
-        while best.is_none() && id != NONE {
-            if blocks[id].size >= size {
-                return Some(id);
-            }
-            id = blocks[id].b;
-        }
-        best.map(|best| best.2)
+        Some((word * 64 + bits.trailing_zeros() as usize) % BINS)
     }
 
     /// Every free block of at least `size` bytes, smaller bins first.
     pub(super) fn at_least<'a>(&'a self, blocks: &'a Blocks, size: u64) -> impl Iterator<Item = Id> + 'a {
-        let (level, sub) = bin_of(size);
-        let mut bin =
-            if self.subs[level] & (1 << sub) != 0 { Some((level, sub)) } else { self.above(level, sub) };
-        let mut id = bin.map_or(NONE, |(level, sub)| self.heads[level * SUBS + sub]);
+        let mut bin = self.from(bin_of(size));
+        let mut id = bin.map_or(NONE, |bin| self.heads[bin]);
         std::iter::from_fn(move || {
             loop {
                 if id == NONE {
-                    let (level, sub) = bin?;
-                    bin = self.above(level, sub);
-                    let (level, sub) = bin?;
-                    id = self.heads[level * SUBS + sub];
+                    bin = self.from(bin? + 1);
+                    id = self.heads[bin?];
                 }
                 let this = id;
                 id = blocks[this].b;
@@ -149,10 +144,36 @@ impl Bins {
     }
 }
 
+/// The smallest block of at least `size` bytes of a list, as far as it is looked through.
+#[inline(always)]
+fn smallest(records: &[Block], head: Id, size: u64) -> Id {
+    let (mut best, mut least) = (NONE, (u64::MAX, 0));
+    let mut id = head;
+    for _ in 0..LOOKS {
+        let block = &records[id as usize];
+        let this = (block.size, block.addr);
+        if block.size >= size && this < least {
+            (best, least) = (id, this);
+        }
+        id = block.b;
+        if id == NONE {
+            return best;
+        }
+    }
+    // A long list: go on only until something fits at all.
+    while best == NONE && id != NONE {
+        let block = &records[id as usize];
+        if block.size >= size {
+            return id;
+        }
+        id = block.b;
+    }
+    best
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::heap::block::State;
 
     #[test]
     fn best_fit_is_the_smallest_that_fits() {
@@ -161,7 +182,7 @@ mod tests {
         let sizes: Vec<u64> = (0..200u64).map(|i| (1 + i * i * 37 % 5000) * GRAIN).collect();
         let mut addr = 0;
         for &size in &sizes {
-            let id = blocks.first(addr, size, 0, 0, State::Free);
+            let id = blocks.first(addr, size, (0, 0), 0, State::Free);
             addr += size;
             bins.insert(&mut blocks, id);
         }
@@ -173,11 +194,49 @@ mod tests {
     }
 
     #[test]
+    fn a_bin_is_a_32nd_of_a_doubling() {
+        let bin = |units: u64| bin_of(units * GRAIN);
+        assert_eq!(bin(1), 0);
+        for units in 1..64 {
+            assert!(bin(units) < bin(units + 1), "{units} grains share a bin");
+        }
+        for log in 6..40 {
+            for part in 32..64 {
+                let (first, last) = (part << (log - 5), ((part + 1) << (log - 5)) - 1);
+                assert_eq!((bin(first), bin(last) + 1), (bin(last), bin(last + 1)), "{part} of 2^{log}");
+            }
+        }
+        assert!(bin(1 << 40) < BINS);
+    }
+
+    #[test]
+    fn what_is_taken_in_pieces_and_given_back_is_whole_again() {
+        let (mut blocks, mut bins) = (Blocks::new(), Bins::new());
+        let all = blocks.first(0, 1000 * GRAIN, (0, 0), 0, State::Free);
+        bins.insert(&mut blocks, all);
+        let mut taken = Vec::new();
+        while let Some(id) = bins.best(&blocks, (1 + taken.len() as u64) * GRAIN) {
+            bins.take(&mut blocks, id, (1 + taken.len() as u64) * GRAIN);
+            blocks[id].state = State::Live;
+            taken.push(id);
+        }
+        assert_eq!(taken.len(), 44);
+        // Every third first, so that all kinds of neighbours occur.
+        for (_, id) in (0..3).flat_map(|first| taken.iter().enumerate().skip(first).step_by(3)) {
+            blocks[*id].state = State::Free;
+            bins.give(&mut blocks, *id);
+        }
+        let whole = bins.best(&blocks, 1000 * GRAIN).expect("one range");
+        assert_eq!((blocks[whole].addr, blocks[whole].size), (0, 1000 * GRAIN));
+        assert_eq!(bins.at_least(&blocks, GRAIN).count(), 1);
+    }
+
+    #[test]
     fn emptied_bins_are_not_found() {
         let mut blocks = Blocks::new();
         let mut bins = Bins::new();
         let ids: Vec<Id> =
-            (1..100).map(|i| blocks.first(i << 32, i * 40 * GRAIN, 0, 0, State::Free)).collect();
+            (1..100).map(|i| blocks.first(i << 32, i * 40 * GRAIN, (0, 0), 0, State::Free)).collect();
         for &id in &ids {
             bins.insert(&mut blocks, id);
         }
@@ -185,6 +244,6 @@ mod tests {
             bins.remove(&mut blocks, id);
         }
         assert_eq!(bins.best(&blocks, GRAIN), None);
-        assert_eq!((bins.levels, bins.subs), (0, [0; LEVELS]));
+        assert_eq!(bins.bits, [0; WORDS]);
     }
 }

@@ -94,9 +94,8 @@ impl<D: Driver> Heap<D> {
 
     /// Lets a lane of a released pool go if nothing of it is left; its addresses may be used again.
     pub(super) fn close_lane(&mut self, lane: usize) -> bool {
-        let left = |arena: &Arena| {
-            arena.taken > 0 || arena.segments.iter().any(|&s| self.space.segments[s as usize].mapped > 0)
-        };
+        // Whatever is handed out, or waits, lies in mapped memory.
+        let left = |arena: &Arena| arena.segments.iter().any(|&s| self.space.segments[s as usize].mapped > 0);
         if self.lanes[lane].arenas.iter().any(left) {
             return false;
         }

@@ -297,7 +297,8 @@ impl<D: Driver> Heap<D> {
         let entry = &mut self.space.segments[segment as usize];
         entry.arena = arena;
         let (base, bytes) = (entry.base, entry.size);
-        let id = self.blocks.first(base, bytes, segment, arena, State::Unmapped);
+        let place = (segment, entry.region);
+        let id = self.blocks.first(base, bytes, place, arena, State::Unmapped);
         self.space.segments[segment as usize].first = id;
         let list = &mut self.lanes[lane_of(arena)].arenas[kind];
         list.segments.push(segment);
@@ -352,7 +353,7 @@ impl<D: Driver> Heap<D> {
             return Err(Shortage::Driver(DriverError::Unsupported("more segments")));
         };
         AddressSpace::add(base, bytes, self.config.device);
-        let id = self.blocks.first(base, bytes, segment, arena, State::Free);
+        let id = self.blocks.first(base, bytes, (segment, region as u16), arena, State::Free);
         let entry = &mut self.space.segments[segment as usize];
         (entry.arena, entry.first, entry.mapped) = (arena, id, bytes);
         self.lanes[lane_of(arena)].arenas[kind].segments.push(segment);

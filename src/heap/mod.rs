@@ -6,7 +6,7 @@
 //! ```text
 //! malloc ─▶ lane (stream, pool) ─▶ ≤ 32 KiB: a slot of a slab          size_class, slab, slabs
 //!                              └─▶ else: where it lay a step ago,    trail, retrace
-//!                                  or best fit among free ranges     fit, block
+//!                                  or best fit among free ranges     fitted, fit, block
 //!   nothing fits ─▶ finished events ─▶ grow: idle pages are mapped    stream, grow, window,
 //!                                      where they are needed, or made   stitch, segment
 //!   no memory ─▶ other streams' caches, released pools, a wait        pressure, pool
@@ -23,6 +23,8 @@ mod block;
 mod check;
 mod config;
 mod fit;
+mod fitted;
+mod gauge;
 mod give_back;
 mod grow;
 mod occupancy;
@@ -57,15 +59,14 @@ pub use pool::Filter;
 pub use snapshot::{BlockInfo, BlockState, Seen, SegmentInfo};
 pub use stats::{DriverWork, Split, Stat, Stats};
 
-use arena::{Lane, RUNS, kind_for, kind_of, lane_of, part_of};
-use block::{Blocks, Id, NONE, State};
+use arena::{Lane, RUNS, kind_of, lane_of, part_of};
+use block::{Blocks, NONE, State};
 use fit::GRAIN;
 use pool::Pools;
-use retrace::Request;
 use segment::{Found, Space};
 use size_class::{Classes, SLAB_MAX};
-use slab::{Slabs, Slot, SlotState, run_for};
-use stats::{Ledgers, SMALL};
+use slab::{Slabs, SlotState, run_for};
+use stats::Ledgers;
 use stream::{Handed, Marks, Pending};
 
 /// Requests up to this size (after rounding) are *small* in the statistics and lie in segments of their
@@ -83,6 +84,8 @@ pub struct Heap<D: Driver> {
     classes: Classes,
     /// Physical memory of the device, in bytes, as it was at the heap's birth.
     total: u64,
+    /// The largest request that could ever be served; bytes.
+    largest: u64,
     /// The driver has no virtual memory management.
     plain: bool,
     /// The driver can map one handle at several addresses at once.
@@ -98,7 +101,7 @@ pub struct Heap<D: Driver> {
     slabs: Slabs,
     lanes: Vec<Lane>,
     lane_of: HashMap<(u32, Stream), u16, foldhash::fast::FixedState>,
-    /// The stream that asked last and its lane.
+    /// The stream that asked last and its lane in everybody's pool; none while a pool is being recorded to.
     last: Option<(Stream, u16)>,
     space: Space,
     pending: Pending,
@@ -139,6 +142,7 @@ impl<D: Driver> Heap<D> {
             driver,
             config,
             total,
+            largest: total.min(1 << 46) / GRAIN * GRAIN,
             plain,
             aliases,
             survey: 0,
@@ -199,28 +203,9 @@ impl<D: Driver> Heap<D> {
         }
         let lane = self.lane(stream)?;
         if size <= SLAB_MAX {
-            let class = self.classes.index(size);
-            let slab = self.lanes[lane].arenas[SMALL].slabs[class];
-            if slab != NONE {
-                return Ok(self.take_slot(lane, slab, size, tag));
-            }
-            return self.malloc_slot_slow(lane, class, size, tag);
-        }
-        let rounded = match size.checked_next_multiple_of(GRAIN) {
-            Some(rounded) if rounded < 1 << 46 => rounded,
-            _ => return Err(self.out_of_memory(size)),
-        };
-        if rounded > self.total {
-            return Err(self.out_of_memory(size));
-        }
-        let kind = kind_for(rounded, self.huge_from);
-        if kind != SMALL && self.lanes[lane].trail.is_some() {
-            let request = Request { lane, kind, size: rounded, requested: size, tag };
-            return self.malloc_retraced(&request, site);
-        }
-        match self.lanes[lane].arenas[kind].bins.best(&self.blocks, rounded) {
-            Some(id) => Ok(self.hand_out(id, rounded, size, tag)),
-            None => self.malloc_block_slow(lane, rounded, size, tag).map(|id| self.blocks[id].addr),
+            self.malloc_slot(lane, size, tag)
+        } else {
+            self.malloc_block(lane, site, size, tag)
         }
     }
 
@@ -231,11 +216,12 @@ impl<D: Driver> Heap<D> {
     /// [`HeapError::NotOurs`] if no block that is handed out starts at `at`; nothing changes then.
     #[inline]
     pub fn free(&mut self, at: Address) -> Result<Freed, HeapError> {
-        match self.space.find(at) {
+        let freed = match self.space.find(at) {
             Found::Slab(slab) => self.free_slot(slab, at),
             Found::Block(id) => self.free_block(id, at),
-            Found::Nothing => Err(HeapError::NotOurs { address: at }),
-        }
+            Found::Nothing => None,
+        };
+        freed.ok_or(HeapError::NotOurs { address: at })
     }
 
     /// Notes that `stream` uses the block: after its free the block waits for the work that the stream
@@ -292,7 +278,7 @@ impl<D: Driver> Heap<D> {
     /// Bytes in blocks that are handed out: `allocated_bytes.all.current`, without the rest.
     #[inline]
     pub fn allocated(&self) -> u64 {
-        self.stats.allocated_bytes.now()
+        self.stats.allocated_bytes()
     }
 
     /// Bytes of mapped memory: `reserved_bytes.all.current`, without the rest.
@@ -335,9 +321,10 @@ impl<D: Driver> Heap<D> {
             }
             Found::Slab(id) => {
                 let slab = &self.slabs[id];
-                let slot = slab.slot_of(at).filter(|&slot| slab.address(slot) == at);
-                let live = slot.filter(|&slot| slab.meta[slot].state() == SlotState::Live);
-                live.map(|slot| Handed::Slot(id, slot as u16)).ok_or(HeapError::NotOurs { address: at })
+                let slot = slab.slot_of(at);
+                let live = slab.meta.get(slot).is_some_and(|meta| meta.state() == SlotState::Live);
+                let found = (live && slab.address(slot) == at).then_some(Handed::Slot(id, slot as u16));
+                found.ok_or(HeapError::NotOurs { address: at })
             }
             _ => Err(HeapError::NotOurs { address: at }),
         }
@@ -359,7 +346,7 @@ impl<D: Driver> Heap<D> {
     #[inline]
     fn lane(&mut self, stream: Stream) -> Result<usize, HeapError> {
         match self.last {
-            Some((last, lane)) if last == stream && !self.pools.recording() => Ok(lane as usize),
+            Some((last, lane)) if last == stream => Ok(lane as usize),
             _ => self.find_lane(stream),
         }
     }
@@ -383,9 +370,7 @@ impl<D: Driver> Heap<D> {
                 index as u16
             }
         };
-        if pool == 0 {
-            self.last = Some((stream, lane));
-        }
+        self.last = (!self.pools.recording()).then_some((stream, lane));
         Ok(lane as usize)
     }
 
@@ -397,182 +382,6 @@ impl<D: Driver> Heap<D> {
             self.poll_gap = (self.poll_gap * 2).min(POLL);
             self.process_events();
         }
-    }
-
-    #[inline]
-    fn take_slot(&mut self, lane: usize, id: u32, requested: u64, tag: Tag) -> Address {
-        let slab = &mut self.slabs[id];
-        let arena = &mut self.lanes[lane].arenas[SMALL];
-        let class = usize::from(slab.class);
-        if slab.is_empty() && arena.empty[class] == id {
-            arena.empty[class] = NONE;
-        }
-        let slot = slab.take();
-        slab.meta[slot] = Slot::live(requested, tag);
-        let (at, size, full) = (slab.address(slot), u64::from(slab.size), slab.free == 0);
-        arena.taken += 1;
-        if full {
-            self.slabs.unlink(&mut arena.slabs[class], id);
-        }
-        self.stats.handed_out(SMALL, size, requested);
-        at
-    }
-
-    #[inline]
-    fn free_slot(&mut self, id: u32, at: Address) -> Result<Freed, HeapError> {
-        let slab = &mut self.slabs[id];
-        let slot = match slab.slot_of(at) {
-            Some(slot) if slab.address(slot) == at && slab.meta[slot].state() == SlotState::Live => slot,
-            _ => return Err(HeapError::NotOurs { address: at }),
-        };
-        let (size, meta) = (u64::from(slab.size), &slab.meta[slot]);
-        let (tag, requested) = (meta.tag, meta.requested());
-        if meta.uses != NONE {
-            let stream = self.wait_for(Handed::Slot(id, slot as u16), SMALL, size);
-            return Ok(Freed { requested, size, stream, tag });
-        }
-        self.clock += 1;
-        self.stats.freed(SMALL, size, requested);
-        let stream = self.give_slot(id, slot);
-        Ok(Freed { requested, size, stream, tag })
-    }
-
-    #[inline]
-    fn free_block(&mut self, id: Id, at: Address) -> Result<Freed, HeapError> {
-        let block = &self.blocks[id];
-        if block.addr != at || block.state != State::Live {
-            return Err(HeapError::NotOurs { address: at });
-        }
-        let (size, requested, tag, part) = (block.size, block.word, block.tag, part_of(block.arena));
-        if block.b != NONE {
-            let stream = self.wait_for(Handed::Block(id), part, size);
-            return Ok(Freed { requested, size, stream, tag });
-        }
-        self.clock += 1;
-        self.stats.freed(part, size, requested);
-        let stream = self.give_block(id);
-        Ok(Freed { requested, size, stream, tag })
-    }
-
-    /// Makes a slot free; returns the lane's stream.
-    #[inline]
-    fn give_slot(&mut self, id: u32, slot: usize) -> Stream {
-        let slab = &mut self.slabs[id];
-        slab.meta[slot].set_state(SlotState::Free);
-        let was_full = slab.free == 0;
-        slab.give(slot);
-        let (empty, class, arena) = (slab.is_empty(), usize::from(slab.class), slab.arena);
-        let lane = &mut self.lanes[lane_of(arena)];
-        lane.last_free = self.clock;
-        let stream = lane.stream;
-        let arena = &mut lane.arenas[SMALL];
-        arena.taken -= 1;
-        if was_full {
-            self.slabs.link(&mut arena.slabs[class], id);
-        }
-        if empty {
-            if arena.empty[class] == NONE {
-                arena.empty[class] = id;
-            } else {
-                self.retire_slab(id);
-            }
-        }
-        stream
-    }
-
-    /// Makes a block's range free; returns the lane's stream.
-    #[inline]
-    fn give_block(&mut self, id: Id) -> Stream {
-        let block = &self.blocks[id];
-        let (at, segment, arena, logged) = (block.addr, block.segment, block.arena, block.a);
-        self.space.clear(segment, at);
-        let lane = &mut self.lanes[lane_of(arena)];
-        if logged != NONE
-            && let Some(trail) = &mut lane.trail
-        {
-            trail.freed(logged);
-        }
-        lane.last_free = self.clock;
-        let stream = lane.stream;
-        lane.arenas[kind_of(arena)].taken -= 1;
-        let clock = self.clock;
-        self.release_range(id, clock);
-        stream
-    }
-
-    /// Makes a range free that is in no list, and joins it with free neighbours. Returns the whole.
-    #[inline]
-    fn release_range(&mut self, mut id: Id, clock: u64) -> Id {
-        let block = &mut self.blocks[id];
-        block.state = State::Free;
-        block.word = clock;
-        let (prev, next, arena) = (block.prev, block.next, block.arena);
-        if next != NONE && self.blocks[next].state == State::Free {
-            self.unbin(arena, next);
-            self.blocks.absorb(id, next);
-        }
-        if prev != NONE && self.blocks[prev].state == State::Free {
-            self.unbin(arena, prev);
-            self.blocks.absorb(prev, id);
-            id = prev;
-        }
-        self.bin(arena, id);
-        id
-    }
-
-    /// Puts a free range into its arena's bins.
-    #[inline]
-    fn bin(&mut self, arena: u16, id: Id) {
-        if self.plain {
-            self.count_split(arena, id, true);
-        }
-        self.lanes[lane_of(arena)].arenas[kind_of(arena)].bins.insert(&mut self.blocks, id);
-    }
-
-    #[inline]
-    fn unbin(&mut self, arena: u16, id: Id) {
-        if self.plain {
-            self.count_split(arena, id, false);
-        }
-        self.lanes[lane_of(arena)].arenas[kind_of(arena)].bins.remove(&mut self.blocks, id);
-    }
-
-    /// A free part of a plain segment is what PyTorch calls an inactive split.
-    #[cold]
-    fn count_split(&mut self, arena: u16, id: Id, add: bool) {
-        let block = &self.blocks[id];
-        if block.prev == NONE && block.next == NONE {
-            return;
-        }
-        let (part, size) = (part_of(arena), block.size);
-        if add {
-            self.stats.inactive_split.add(part, 1);
-            self.stats.inactive_split_bytes.add(part, size);
-        } else {
-            self.stats.inactive_split.sub(part, 1);
-            self.stats.inactive_split_bytes.sub(part, size);
-        }
-    }
-
-    /// Hands out the first `size` bytes of a free range.
-    #[inline]
-    fn hand_out(&mut self, id: Id, size: u64, requested: u64, tag: Tag) -> Address {
-        let arena = self.blocks[id].arena;
-        self.unbin(arena, id);
-        if self.blocks[id].size > size {
-            let rest = self.blocks.split(id, size);
-            self.bin(arena, rest);
-        }
-        let block = &mut self.blocks[id];
-        block.state = State::Live;
-        block.word = requested;
-        block.tag = tag;
-        (block.a, block.b) = (NONE, NONE);
-        let (at, segment) = (block.addr, block.segment);
-        self.space.set_block(segment, at, id);
-        self.lanes[lane_of(arena)].arenas[kind_of(arena)].taken += 1;
-        self.stats.handed_out(part_of(arena), size, requested);
-        at
     }
 }
 

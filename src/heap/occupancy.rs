@@ -64,7 +64,7 @@ impl<D: Driver> Heap<D> {
                     State::Live | State::Pending => f(block.size, block.size),
                     State::Slab => {
                         let slab = &self.slabs[block.b];
-                        f(block.size, u64::from(slab.slots - slab.free) * u64::from(slab.size));
+                        f(block.size, slab.taken() * u64::from(slab.size));
                     }
                     _ => f(block.size, 0),
                 }

@@ -87,6 +87,7 @@ impl<D: Driver> Heap<D> {
         }
         self.pools.list[pool as usize].holds += 1;
         self.pools.routes.push(Route { pool, filter, capture: None });
+        self.last = None;
         Ok(())
     }
 

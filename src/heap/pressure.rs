@@ -172,7 +172,7 @@ impl<D: Driver> Heap<D> {
         let info = self.driver.memory_info().unwrap_or_default();
         HeapError::OutOfMemory {
             requested,
-            allocated: self.stats.allocated_bytes.now(),
+            allocated: self.stats.allocated_bytes(),
             reserved: self.stats.reserved_bytes.now(),
             in_pools: self.reserved_in_pools(),
             free: info.free,

@@ -234,16 +234,13 @@ impl Space {
         region.table = Vec::new();
     }
 
-    #[inline]
-    fn granule(&self, at: Address) -> Option<(&Region, usize)> {
-        let region = self.regions.iter().find(|region| region.contains(at))?;
-        Some((region, ((at - region.base) >> region.shift) as usize))
-    }
-
     /// What starts in the address's granule.
     #[inline]
     pub(super) fn find(&self, at: Address) -> Found {
-        self.granule(at).map_or(Found::Nothing, |(region, index)| decode(region.table[index]))
+        self.regions.iter().find(|region| region.contains(at)).map_or(Found::Nothing, |region| {
+            let index = ((at - region.base) >> region.shift) as usize;
+            region.table.get(index).map_or(Found::Nothing, |&entry| decode(entry))
+        })
     }
 
     /// What starts in the segment in the address's granule or, failing that, in the nearest before it;
@@ -270,14 +267,12 @@ impl Space {
     }
 
     #[inline]
-    pub(super) fn set_block(&mut self, segment: u16, at: Address, id: Id) {
-        let region = self.segments[segment as usize].region;
-        self.write(region, at, (id + 1) << 1);
+    pub(super) fn set_block(&mut self, region: u16, at: Address, id: Id) {
+        self.write(region, at, id << 1);
     }
 
     #[inline]
-    pub(super) fn clear(&mut self, segment: u16, at: Address) {
-        let region = self.segments[segment as usize].region;
+    pub(super) fn clear(&mut self, region: u16, at: Address) {
         self.write(region, at, 0);
     }
 
@@ -285,7 +280,7 @@ impl Space {
     pub(super) fn set_slab(&mut self, segment: u16, at: Address, size: u64, slab: Option<u32>) {
         let index = self.segments[segment as usize].region;
         let region = &mut self.regions[index as usize];
-        let value = slab.map_or(0, |slab| (slab + 1) << 1 | 1);
+        let value = slab.map_or(0, |slab| slab << 1 | 1);
         let first = (at - region.base).div_ceil(1 << region.shift) as usize;
         let last = ((at - region.base + size - 1) >> region.shift) as usize;
         region.table[first..=last].fill(value);
@@ -491,7 +486,7 @@ impl Space {
 fn decode(entry: u32) -> Found {
     match entry {
         0 => Found::Nothing,
-        entry if entry & 1 == 1 => Found::Slab((entry >> 1) - 1),
-        entry => Found::Block((entry >> 1) - 1),
+        entry if entry & 1 == 1 => Found::Slab(entry >> 1),
+        entry => Found::Block(entry >> 1),
     }
 }

@@ -30,13 +30,10 @@ impl Classes {
     /// The class of a request of at most [`SLAB_MAX`] bytes.
     #[inline]
     pub(super) fn index(self, size: u64) -> usize {
-        let units = (size + (1 << self.shift) - 1) >> self.shift;
-        if units <= 8 {
-            return units.saturating_sub(1) as usize;
-        }
-        let below = units - 1;
-        let doubling = below.ilog2() - 3;
-        (8 * doubling + (below >> doubling) as u32) as usize
+        // The first eight classes are as far apart as the next eight: both are one case.
+        let below = size.saturating_sub(1) >> self.shift;
+        let doubling = (below | 8).ilog2() - 3;
+        doubling as usize * 8 + (below >> doubling) as usize
     }
 
     /// The block size of a class, in bytes.

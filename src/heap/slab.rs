@@ -65,54 +65,80 @@ impl Slot {
     }
 }
 
+/// What every malloc and free reads is one cache line, with the bits of the first 64 slots: most slabs have no
+/// more.
+#[repr(C, align(64))]
 pub(super) struct Slab {
     pub base: Address,
+    /// One for each slot.
+    pub meta: Vec<Slot>,
     pub size: u32,
-    /// 2^40 ÷ size, rounded up: division by multiplication, exact for offsets below 2^24.
-    inverse: u64,
-    pub slots: u16,
-    pub free: u16,
-    pub arena: u16,
-    pub class: u16,
-    /// The block that the slab is.
-    pub block: Id,
+    /// 2^34 ÷ size, rounded up: division by multiplication, exact for slots of 64 bytes to 32 KiB in a run of
+    /// at most 256 KiB.
+    inverse: u32,
     pub prev: SlabId,
     pub next: SlabId,
-    /// The first word that may have a set bit.
-    hint: u8,
+    pub arena: u16,
+    pub free: u16,
+    /// Which words of `bits` are not 0.
+    words: u16,
+    pub class: u8,
     /// False for a record that waits to be used again.
     pub exists: bool,
     bits: [u64; WORDS],
-    pub meta: Vec<Slot>,
+    /// The block that the slab is.
+    pub block: Id,
 }
+
+const INVERSE_SHIFT: u32 = 34;
+
+/// What [`NONE`] names: links may be written there.
+const NOBODYS: Slab = Slab {
+    base: 0,
+    meta: Vec::new(),
+    size: 0,
+    inverse: 0,
+    block: NONE,
+    prev: NONE,
+    next: NONE,
+    arena: 0,
+    free: 0,
+    words: 0,
+    class: 0,
+    exists: false,
+    bits: [0; WORDS],
+};
 
 impl Slab {
     /// Takes the lowest free slot; the slab must have one.
     #[inline]
     pub(super) fn take(&mut self) -> usize {
-        let mut word = self.hint as usize;
-        while self.bits[word] == 0 {
-            word += 1;
-        }
-        self.hint = word as u8;
-        let bit = self.bits[word].trailing_zeros() as usize;
-        self.bits[word] &= self.bits[word] - 1;
+        let word = self.words.trailing_zeros() as usize % WORDS;
+        let bits = self.bits[word];
+        let rest = bits & bits.wrapping_sub(1);
+        self.bits[word] = rest;
+        self.words &= !(u16::from(rest == 0) << word);
         self.free -= 1;
-        word * 64 + bit
+        word * 64 + bits.trailing_zeros() as usize
     }
 
     #[inline]
     pub(super) fn give(&mut self, slot: usize) {
-        self.bits[slot / 64] |= 1 << (slot % 64);
-        self.hint = self.hint.min((slot / 64) as u8);
+        let word = slot / 64 % WORDS;
+        self.bits[word] |= 1 << (slot % 64);
+        self.words |= 1 << word;
         self.free += 1;
     }
 
-    /// The slot that an address lies in; none in the run's unused tail.
+    /// Slots that are taken.
+    pub(super) fn taken(&self) -> u64 {
+        self.meta.len() as u64 - u64::from(self.free)
+    }
+
+    /// The slot that an address of the run lies in; in the run's unused tail one that there is not.
     #[inline]
-    pub(super) fn slot_of(&self, at: Address) -> Option<usize> {
-        let slot = (((at - self.base) * self.inverse) >> 40) as usize;
-        (slot < self.slots as usize).then_some(slot)
+    pub(super) fn slot_of(&self, at: Address) -> usize {
+        (((at - self.base) * u64::from(self.inverse)) >> INVERSE_SHIFT) as usize
     }
 
     #[inline]
@@ -124,8 +150,14 @@ impl Slab {
         self.bits[slot / 64] & (1 << (slot % 64)) != 0
     }
 
+    #[inline]
+    pub(super) fn is_full(&self) -> bool {
+        self.free == 0
+    }
+
+    #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.free == self.slots
+        usize::from(self.free) == self.meta.len()
     }
 }
 
@@ -152,7 +184,7 @@ impl std::ops::IndexMut<SlabId> for Slabs {
 
 impl Slabs {
     pub(super) fn new() -> Self {
-        Slabs { records: Vec::new(), vacant: NONE }
+        Slabs { records: vec![NOBODYS], vacant: NONE }
     }
 
     /// A slab over the block at `base`; it is in no list yet. Records and their slots are used again.
@@ -175,15 +207,14 @@ impl Slabs {
         let slab = Slab {
             base,
             size: size as u32,
-            inverse: (1u64 << 40).div_ceil(size),
-            slots,
+            inverse: (1u64 << INVERSE_SHIFT).div_ceil(size) as u32,
             free: slots,
             arena,
-            class: class as u16,
+            class: class as u8,
             block,
             prev: NONE,
             next: NONE,
-            hint: 0,
+            words: ((1u32 << slots.div_ceil(64)) - 1) as u16,
             exists: true,
             bits,
             meta,
@@ -208,22 +239,17 @@ impl Slabs {
     #[inline]
     pub(super) fn link(&mut self, head: &mut SlabId, id: SlabId) {
         let next = std::mem::replace(head, id);
-        self[id].prev = NONE;
-        self[id].next = next;
-        if next != NONE {
-            self[next].prev = id;
-        }
+        let slab = &mut self[id];
+        (slab.prev, slab.next) = (NONE, next);
+        self[next].prev = id;
     }
 
     #[inline]
     pub(super) fn unlink(&mut self, head: &mut SlabId, id: SlabId) {
-        let (prev, next) = (self[id].prev, self[id].next);
-        if next != NONE {
-            self[next].prev = prev;
-        }
-        if prev != NONE {
-            self[prev].next = next;
-        } else {
+        let Slab { prev, next, .. } = self[id];
+        self[next].prev = prev;
+        self[prev].next = next;
+        if prev == NONE {
             *head = next;
         }
     }
@@ -244,21 +270,28 @@ mod tests {
             let classes = Classes::new(minimum);
             for class in 0..classes.count() {
                 let mut slabs = Slabs::new();
-                let id = slabs.create(1 << 40, 0, classes.size(class), 0, class);
+                let id = slabs.create(1 << 40, 1, classes.size(class), 0, class);
                 let slab = &mut slabs[id];
-                for expected in 0..slab.slots as usize {
+                for expected in 0..slab.meta.len() {
                     assert_eq!(slab.take(), expected);
                     let at = slab.address(expected);
-                    assert_eq!(slab.slot_of(at), Some(expected));
-                    assert_eq!(slab.slot_of(at + u64::from(slab.size) - 1), Some(expected));
+                    assert_eq!(slab.slot_of(at), expected);
+                    assert_eq!(slab.slot_of(at + u64::from(slab.size) - 1), expected);
                 }
-                assert_eq!(slab.free, 0);
-                assert!(u64::from(slab.slots) * u64::from(slab.size) <= run_for(classes.size(class)));
+                assert!(slab.is_full() && slab.words == 0);
+                let run = run_for(classes.size(class));
+                assert_eq!(slab.slot_of(slab.base + run - 1), ((run - 1) / classes.size(class)) as usize);
+                assert!(slab.taken() * u64::from(slab.size) <= run);
                 slab.give(3);
                 assert!(slab.is_free(3) && !slab.is_free(2));
                 assert_eq!(slab.take(), 3);
             }
         }
+    }
+
+    #[test]
+    fn what_malloc_and_free_read_is_one_cache_line() {
+        assert_eq!((std::mem::offset_of!(Slab, bits), std::mem::size_of::<Slab>()), (56, 192));
     }
 
     #[test]

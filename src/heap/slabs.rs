@@ -1,14 +1,95 @@
-//! How slabs come and go: made of free ranges of their arena, given back when they are empty.
+//! Small requests: slots of slabs, and how slabs come and go. They are made of free ranges of their arena, and
+//! given back when they are empty.
 //!
-//! It knows where a slab lies, not what is in it. Invariant: at most one empty slab of a class waits in a lane.
+//! It knows no pages. Invariant: at most one empty slab of a class waits in a lane.
 
 use super::arena::{RUNS, arena_number, lane_of};
 use super::block::{NONE, State};
-use super::slab::run_for;
+use super::slab::{Slot, SlotState, run_for};
 use super::stats::SMALL;
-use super::{Driver, Heap};
+use super::{Address, Driver, Freed, Handed, Heap, HeapError, Stream, Tag};
 
 impl<D: Driver> Heap<D> {
+    #[inline]
+    pub(super) fn malloc_slot(&mut self, lane: usize, size: u64, tag: Tag) -> Result<Address, HeapError> {
+        let class = self.classes.index(size);
+        let slab = self.lanes[lane].arenas[SMALL].slabs[class];
+        if slab == NONE {
+            return self.malloc_slot_slow(lane, class, size, tag);
+        }
+        Ok(self.take_slot(lane, slab, size, tag))
+    }
+
+    /// Takes a slot of a slab of the lane that has a free one.
+    #[inline]
+    pub(super) fn take_slot(&mut self, lane: usize, id: u32, requested: u64, tag: Tag) -> Address {
+        let slab = &mut self.slabs[id];
+        let slot = slab.take();
+        slab.meta[slot] = Slot::live(requested, tag);
+        let (at, size) = (slab.address(slot), u64::from(slab.size));
+        if slab.is_full() {
+            let class = usize::from(slab.class);
+            self.slabs.unlink(&mut self.lanes[lane].arenas[SMALL].slabs[class], id);
+        }
+        self.stats.handed_out(SMALL, size, requested);
+        at
+    }
+
+    /// Takes a slot back; none if no slot that is handed out starts at `at`.
+    #[inline]
+    pub(super) fn free_slot(&mut self, id: u32, at: Address) -> Option<Freed> {
+        let slab = &self.slabs[id];
+        let slot = slab.slot_of(at);
+        let meta = slab.meta.get(slot)?;
+        if slab.address(slot) != at || meta.state() != SlotState::Live {
+            return None;
+        }
+        let (size, tag, requested) = (u64::from(slab.size), meta.tag, meta.requested());
+        if meta.uses != NONE {
+            let stream = self.wait_for(Handed::Slot(id, slot as u16), SMALL, size);
+            return Some(Freed { requested, size, stream, tag });
+        }
+        self.clock += 1;
+        self.stats.freed(SMALL, size, requested);
+        let stream = self.give_slot(id, slot);
+        Some(Freed { requested, size, stream, tag })
+    }
+
+    /// Makes a slot free; returns the lane's stream.
+    #[inline]
+    pub(super) fn give_slot(&mut self, id: u32, slot: usize) -> Stream {
+        let slab = &mut self.slabs[id];
+        slab.meta[slot].set_state(SlotState::Free);
+        let was_full = slab.is_full();
+        slab.give(slot);
+        let (empty, class, arena) = (slab.is_empty(), usize::from(slab.class), slab.arena);
+        let lane = &mut self.lanes[lane_of(arena)];
+        lane.last_free = self.clock;
+        let stream = lane.stream;
+        if was_full {
+            self.slabs.link(&mut lane.arenas[SMALL].slabs[class], id);
+        }
+        if empty {
+            self.keep_or_retire(id);
+        }
+        stream
+    }
+
+    /// A slab is empty now: it is kept, unless another one of its class is empty, too. Of what is kept the arena
+    /// knows only which it was: whether it has been taken from since, it tells itself.
+    fn keep_or_retire(&mut self, id: u32) {
+        let slab = &self.slabs[id];
+        let kept = &mut self.lanes[lane_of(slab.arena)].arenas[SMALL].empty[usize::from(slab.class)];
+        if *kept == id {
+            return;
+        }
+        if *kept == NONE || !self.slabs[*kept].is_empty() {
+            *kept = id;
+        } else {
+            self.retire_slab(id);
+        }
+    }
+
     /// Makes a slab of a class out of free memory of the lane; none if there is no room for one.
     pub(super) fn make_slab(&mut self, lane: usize, class: usize) -> Option<u32> {
         let size = self.classes.size(class);
@@ -27,7 +108,6 @@ impl<D: Driver> Heap<D> {
         self.blocks[id].b = slab;
         self.space.set_slab(segment, base, run, Some(slab));
         let lane = &mut self.lanes[lane];
-        lane.arenas[RUNS].taken += 1;
         self.slabs.link(&mut lane.arenas[SMALL].slabs[class], slab);
         Some(slab)
     }
@@ -45,7 +125,6 @@ impl<D: Driver> Heap<D> {
         if in_arena.empty[class] == id {
             in_arena.empty[class] = NONE;
         }
-        lane.arenas[RUNS].taken -= 1;
         self.slabs.retire(id);
         self.space.set_slab(segment, base, size, None);
         self.release_range(run, clock);
@@ -56,7 +135,7 @@ impl<D: Driver> Heap<D> {
         let mut any = false;
         for class in 0..self.classes.count() {
             let slab = self.lanes[lane].arenas[SMALL].empty[class];
-            if slab != NONE {
+            if slab != NONE && self.slabs[slab].is_empty() {
                 self.retire_slab(slab);
                 any = true;
             }

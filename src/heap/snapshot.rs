@@ -111,9 +111,9 @@ impl<D: Driver> Heap<D> {
                 if address >= self.blocks[slab.block].end() {
                     return None;
                 }
-                let slot =
-                    slab.slot_of(address).filter(|&slot| slab.meta[slot].state() != SlotState::Free)?;
-                Some(self.slot_info(id, slot))
+                let slot = slab.slot_of(address);
+                let taken = slab.meta.get(slot).is_some_and(|meta| meta.state() != SlotState::Free);
+                taken.then(|| self.slot_info(id, slot))
             }
             _ => None,
         }
@@ -189,7 +189,7 @@ impl<D: Driver> Heap<D> {
         }
         let slab = &self.slabs[block.b];
         let mut gap = slab.base;
-        for slot in 0..slab.slots as usize {
+        for slot in 0..slab.meta.len() {
             if slab.meta[slot].state() == SlotState::Free {
                 continue;
             }

@@ -6,6 +6,7 @@
 //! counts free parts of plain segments. It knows numbers only. Invariants: peaks are never below the
 //! present value; `current = allocated - freed` since the last reset's present value.
 
+use super::gauge::{Gauge, Tally, Waiting};
 use crate::driver::cost::{Call, Cost};
 
 /// Index into the per-pool arrays: requests of at most 1 MiB.
@@ -31,114 +32,6 @@ pub struct Split {
     /// Requests of at most 1 MiB.
     pub small_pool: Stat,
     pub large_pool: Stat,
-}
-
-/// A running statistic. What can be derived is not kept: this is on the path of every malloc.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Gauge {
-    now: [u64; 2],
-    peak: [u64; 3],
-    freed: [u64; 2],
-    base: [u64; 2],
-}
-
-impl Gauge {
-    #[inline]
-    pub(super) fn add(&mut self, part: usize, n: u64) {
-        self.now[part] += n;
-        if self.now[part] > self.peak[part] || self.now() > self.peak[2] {
-            self.raise(part);
-        }
-    }
-
-    /// A new peak: rare once a job repeats itself.
-    #[cold]
-    fn raise(&mut self, part: usize) {
-        self.peak[part] = self.peak[part].max(self.now[part]);
-        self.peak[2] = self.peak[2].max(self.now());
-    }
-
-    #[inline]
-    pub(super) fn sub(&mut self, part: usize, n: u64) {
-        self.now[part] -= n;
-        self.freed[part] += n;
-    }
-
-    #[inline]
-    pub(super) fn now(&self) -> u64 {
-        self.now[0] + self.now[1]
-    }
-
-    fn reset_peak(&mut self) {
-        self.peak = [self.now[0], self.now[1], self.now()];
-    }
-
-    fn reset_accumulated(&mut self) {
-        self.base = self.now;
-        self.freed = [0; 2];
-    }
-
-    /// The statistic of what is handed out or waits: this is that of what is handed out.
-    fn with(&self, waiting: &Waiting) -> Split {
-        let stat = |stat: Stat, peak: u64, waiting: u64, base: u64| Stat {
-            current: stat.current + waiting,
-            peak: stat.peak.max(peak),
-            allocated: stat.allocated,
-            freed: stat.freed + base - waiting,
-        };
-        let (of, Waiting { now, peak, base }) = (self.split(), waiting);
-        Split {
-            all: stat(of.all, peak[2], now[0] + now[1], base[0] + base[1]),
-            small_pool: stat(of.small_pool, peak[SMALL], now[SMALL], base[SMALL]),
-            large_pool: stat(of.large_pool, peak[LARGE], now[LARGE], base[LARGE]),
-        }
-    }
-
-    fn split(&self) -> Split {
-        let part = |part: usize| Stat {
-            current: self.now[part],
-            peak: self.peak[part],
-            allocated: self.now[part] + self.freed[part] - self.base[part],
-            freed: self.freed[part],
-        };
-        let (small_pool, large_pool) = (part(SMALL), part(LARGE));
-        let all = Stat {
-            current: self.now(),
-            peak: self.peak[2],
-            allocated: small_pool.allocated + large_pool.allocated,
-            freed: small_pool.freed + large_pool.freed,
-        };
-        Split { all, small_pool, large_pool }
-    }
-}
-
-/// What was freed by its user and is still in use on other streams. Together with what is handed out it is
-/// *active*. Nothing waits for most of the time, and then the peaks of both are the same; only while something
-/// waits is the peak of the sum kept here.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Waiting {
-    now: [u64; 2],
-    /// Of the sum, while something waited.
-    peak: [u64; 3],
-    base: [u64; 2],
-}
-
-impl Waiting {
-    fn raise(&mut self, gauge: &Gauge) {
-        let sum = [SMALL, LARGE].map(|part| gauge.now[part] + self.now[part]);
-        for (peak, now) in self.peak.iter_mut().zip([sum[0], sum[1], sum[0] + sum[1]]) {
-            *peak = now.max(*peak);
-        }
-    }
-
-    fn reset_peak(&mut self, gauge: &Gauge) {
-        self.peak = [0; 3];
-        self.raise(gauge);
-    }
-
-    fn now(&self) -> u64 {
-        self.now[0] + self.now[1]
-    }
 }
 
 /// What the heap asked of the driver, and what it did to avoid asking.
@@ -177,11 +70,9 @@ impl DriverWork {
 /// The running statistics of a heap.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Ledgers {
-    pub allocation: Gauge,
-    pub allocated_bytes: Gauge,
+    handed: Tally,
     waiting: Waiting,
     waiting_bytes: Waiting,
-    pub requested_bytes: Gauge,
     pub segment: Gauge,
     pub reserved_bytes: Gauge,
     pub inactive_split: Gauge,
@@ -192,64 +83,46 @@ pub(super) struct Ledgers {
     pub work: DriverWork,
     /// The most active bytes before the peaks were reset.
     before_reset: u64,
-    /// The most allocated bytes since somebody last asked for it.
-    recent_allocated: u64,
 }
 
 impl Ledgers {
     /// A block was handed out.
     #[inline]
     pub(super) fn handed_out(&mut self, part: usize, size: u64, requested: u64) {
-        self.allocation.add(part, 1);
-        self.allocated_bytes.add(part, size);
-        self.requested_bytes.add(part, requested);
-        if self.allocated_bytes.now() > self.recent_allocated {
-            self.raise_recent();
-        }
+        self.handed.add(part, size, requested);
         if self.waiting.now() != 0 {
             self.raise_waiting();
         }
     }
 
     #[cold]
-    fn raise_recent(&mut self) {
-        self.recent_allocated = self.allocated_bytes.now();
-    }
-
-    #[cold]
     fn raise_waiting(&mut self) {
-        self.waiting.raise(&self.allocation);
-        self.waiting_bytes.raise(&self.allocated_bytes);
+        self.waiting.raise(&self.handed.blocks());
+        self.waiting_bytes.raise(&self.handed.bytes());
     }
 
     /// A block was freed by its user, and can be used again at once.
     #[inline]
     pub(super) fn freed(&mut self, part: usize, size: u64, requested: u64) {
-        self.allocation.sub(part, 1);
-        self.allocated_bytes.sub(part, size);
-        self.requested_bytes.sub(part, requested);
+        self.handed.sub(part, size, requested);
     }
 
     /// A block was freed by its user, and is still in use on other streams.
     pub(super) fn began_to_wait(&mut self, part: usize, size: u64) {
-        self.allocation.sub(part, 1);
-        self.allocated_bytes.sub(part, size);
-        self.waiting.now[part] += 1;
-        self.waiting_bytes.now[part] += size;
+        self.handed.sub_block(part, size);
+        self.waiting.add(part, 1);
+        self.waiting_bytes.add(part, size);
     }
 
     /// A block that waited can be used again.
     pub(super) fn waited(&mut self, part: usize, size: u64, requested: u64) {
-        self.waiting.now[part] -= 1;
-        self.waiting_bytes.now[part] -= size;
-        self.requested_bytes.sub(part, requested);
+        self.handed.sub_requested(part, requested);
+        self.waiting.sub(part, 1);
+        self.waiting_bytes.sub(part, size);
     }
 
-    fn gauges(&mut self) -> [&mut Gauge; 7] {
+    fn gauges(&mut self) -> [&mut Gauge; 4] {
         [
-            &mut self.allocation,
-            &mut self.allocated_bytes,
-            &mut self.requested_bytes,
             &mut self.segment,
             &mut self.reserved_bytes,
             &mut self.inactive_split,
@@ -257,48 +130,56 @@ impl Ledgers {
         ]
     }
 
+    /// Bytes that are handed out.
+    #[inline]
+    pub(super) fn allocated_bytes(&self) -> u64 {
+        self.handed.bytes_now()
+    }
+
     /// The most active bytes ever, whatever was reset.
     pub(super) fn highest_active(&self) -> u64 {
-        self.allocated_bytes.peak[2].max(self.waiting_bytes.peak[2]).max(self.before_reset)
+        self.handed.bytes_peak().max(self.waiting_bytes.highest()).max(self.before_reset)
     }
 
     /// Bytes that are handed out or still in use.
     pub(super) fn active_bytes(&self) -> u64 {
-        self.allocated_bytes.now() + self.waiting_bytes.now()
+        self.allocated_bytes() + self.waiting_bytes.now()
     }
 
     /// The most allocated bytes since the last call, whatever was reset.
     pub(super) fn take_recent_peak(&mut self) -> u64 {
-        std::mem::replace(&mut self.recent_allocated, self.allocated_bytes.now())
+        self.handed.take_recent_peak()
     }
 
     pub(super) fn reset_peak(&mut self) {
         self.before_reset = self.highest_active();
+        self.handed.reset_peak();
         self.gauges().into_iter().for_each(Gauge::reset_peak);
-        self.waiting.reset_peak(&self.allocation);
-        self.waiting_bytes.reset_peak(&self.allocated_bytes);
+        self.waiting.reset_peak(&self.handed.blocks());
+        self.waiting_bytes.reset_peak(&self.handed.bytes());
     }
 
     pub(super) fn reset_accumulated(&mut self) {
+        self.handed.reset_accumulated();
         self.gauges().into_iter().for_each(Gauge::reset_accumulated);
-        for waiting in [&mut self.waiting, &mut self.waiting_bytes] {
-            waiting.base = waiting.now;
-        }
+        self.waiting.reset_accumulated();
+        self.waiting_bytes.reset_accumulated();
         self.num_alloc_retries = 0;
         self.num_ooms = 0;
     }
 
     pub(super) fn snapshot(&self) -> Stats {
+        let (blocks, bytes) = (self.handed.blocks(), self.handed.bytes());
         Stats {
-            allocation: self.allocation.split(),
+            allocation: blocks.split(),
             segment: self.segment.split(),
-            active: self.allocation.with(&self.waiting),
+            active: blocks.with(&self.waiting),
             inactive_split: self.inactive_split.split(),
-            allocated_bytes: self.allocated_bytes.split(),
+            allocated_bytes: bytes.split(),
             reserved_bytes: self.reserved_bytes.split(),
-            active_bytes: self.allocated_bytes.with(&self.waiting_bytes),
+            active_bytes: bytes.with(&self.waiting_bytes),
             inactive_split_bytes: self.inactive_split_bytes.split(),
-            requested_bytes: self.requested_bytes.split(),
+            requested_bytes: self.handed.requested().split(),
             num_alloc_retries: self.num_alloc_retries,
             num_ooms: self.num_ooms,
             num_sync_all_streams: self.num_sync_all_streams,
@@ -398,23 +279,6 @@ impl Stats {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_gauge_keeps_peaks_and_sums() {
-        let mut gauge = Gauge::default();
-        gauge.add(SMALL, 5);
-        gauge.add(LARGE, 7);
-        gauge.sub(SMALL, 5);
-        gauge.add(LARGE, 1);
-        let split = gauge.split();
-        assert_eq!(split.all, Stat { current: 8, peak: 12, allocated: 13, freed: 5 });
-        assert_eq!(split.small_pool, Stat { current: 0, peak: 5, allocated: 5, freed: 5 });
-        gauge.reset_peak();
-        gauge.reset_accumulated();
-        assert_eq!(gauge.split().all, Stat { current: 8, peak: 8, allocated: 0, freed: 0 });
-        gauge.sub(LARGE, 8);
-        assert_eq!(gauge.split().all, Stat { current: 0, peak: 8, allocated: 0, freed: 8 });
-    }
 
     #[test]
     fn active_is_what_five_gauges_of_its_own_would_say() {

@@ -37,6 +37,7 @@ pub(super) struct Uses {
 
 #[derive(Default)]
 pub(super) struct Pending {
+    /// The record with the ID 1 is the first.
     records: Vec<Uses>,
     vacant: Vec<Id>,
     /// Per stream, in the order of recording: a stream's events are done in order.
@@ -53,20 +54,20 @@ impl Pending {
             return id;
         }
         self.records.push(Uses::default());
-        (self.records.len() - 1) as Id
+        self.records.len() as Id
     }
 
     pub(super) fn uses(&self, id: Id) -> Option<&Uses> {
-        if id == NONE { None } else { self.records.get(id as usize) }
+        self.records.get(id.checked_sub(1)? as usize)
     }
 
     pub(super) fn uses_mut(&mut self, id: Id) -> &mut Uses {
-        &mut self.records[id as usize]
+        &mut self.records[id as usize - 1]
     }
 
     pub(super) fn drop_uses(&mut self, id: Id) {
         if id != NONE {
-            let uses = &mut self.records[id as usize];
+            let uses = self.uses_mut(id);
             uses.streams.clear();
             (uses.lent_to, uses.waiting) = (None, 0);
             self.vacant.push(id);

@@ -144,7 +144,7 @@ impl Trail {
     /// Writes down where the latest request lies; returns the number by which its free is known.
     pub(super) fn lies(&mut self, at: Address) -> u32 {
         self.log[(self.count - 1) % LOG].at = at;
-        (self.count - 1) as u32
+        self.count as u32
     }
 
     /// What was paid to mend the latest request's place since it got a new one.
@@ -159,7 +159,7 @@ impl Trail {
 
     /// Writes a free down.
     pub(super) fn freed(&mut self, number: u32) {
-        let age = (self.count as u32).wrapping_sub(number) as usize;
+        let age = (self.count as u32).wrapping_sub(number).wrapping_add(1) as usize;
         if (1..LOG).contains(&age) {
             self.log[(self.count - age) % LOG].died = self.count;
         }
