@@ -90,6 +90,7 @@ def test_a_fault_is_named_with_both_stacks(
         and "allocated at    " in lines[1]
         and "faulty.c:" in lines[1]
     )
+    assert "; guard mode found 1 memory fault (above); report: " in lines[-1]
     assert done.stdout == "reads ff\n", "freed memory is poisoned"
 
 

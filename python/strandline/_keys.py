@@ -302,7 +302,9 @@ def _draws(call: Any) -> bool:
     numbers = [part.value for part in ast.walk(call) if isinstance(part, ast.Constant)]
     if any(type(number) in (int, float) and number > _MANY for number in numbers):
         return False
-    if any(isinstance(part, ast.BinOp) and isinstance(part.op, (ast.Pow, ast.LShift)) for part in ast.walk(call)):
+    if any(
+        isinstance(part, ast.BinOp) and isinstance(part.op, (ast.Pow, ast.LShift)) for part in ast.walk(call)
+    ):
         return False
     base = text(call.func.value) if isinstance(call.func, ast.Attribute) else ""
     return name in _DRAWN or (name in _PICKED and (base == "" or "rand" in base or "rng" in base))

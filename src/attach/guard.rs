@@ -117,6 +117,11 @@ impl Faults {
         self.said.try_lock_for(patience).is_some() && self.faults.try_lock_for(patience).is_some()
     }
 
+    /// How many were found.
+    pub fn count(&self) -> u64 {
+        self.said.lock().len() as u64
+    }
+
     /// The faults as JSON, if there were any.
     pub fn to_json(&self) -> Option<String> {
         let faults = self.faults.lock();

@@ -81,12 +81,20 @@ impl Options {
     fn from_lookup(get: impl Fn(&str) -> Option<OsString>) -> (Options, Vec<String>) {
         let mut wrong = Vec::new();
         let text = |name: &str| get(name).map(|v| v.to_string_lossy().into_owned()).filter(|v| !v.is_empty());
+        let mut switch = |name: &str, usual: bool| {
+            let Some(value) = text(name) else { return usual };
+            switched(&value).unwrap_or_else(|| {
+                let kept = if usual { "on" } else { "off" };
+                wrong.push(format!("{name}={value} is neither on (1) nor off (0); it stays {kept}"));
+                usual
+            })
+        };
         let mut options = Options {
             out: get("STRANDLINE_OUT").filter(|v| !v.is_empty()).map(PathBuf::from),
-            quiet: text("STRANDLINE_QUIET").is_some_and(|v| v != "0"),
-            control: text("STRANDLINE_CONTROL").is_none_or(|v| v != "0" && v != "off"),
-            crash: text("STRANDLINE_CRASH").is_none_or(|v| v != "0" && v != "off"),
-            guard: text("STRANDLINE_GUARD").is_some_and(|v| v != "0"),
+            quiet: switch("STRANDLINE_QUIET", false),
+            control: switch("STRANDLINE_CONTROL", true),
+            crash: switch("STRANDLINE_CRASH", true),
+            guard: switch("STRANDLINE_GUARD", false),
             focus: text("STRANDLINE_FOCUS"),
             ..Options::default()
         };
@@ -106,6 +114,15 @@ impl Options {
             }
         }
         (options, wrong)
+    }
+}
+
+/// What turns a variable on or off; None for another word.
+fn switched(value: &str) -> Option<bool> {
+    match value.to_ascii_lowercase().as_str() {
+        "1" | "on" | "yes" | "true" => Some(true),
+        "0" | "off" | "no" | "false" => Some(false),
+        _ => None,
     }
 }
 
@@ -236,6 +253,9 @@ mod tests {
         assert!(wrong.is_empty());
         assert!(!options.quiet && options.every == 0 && options.signal.is_none() && options.out.is_none());
         assert!(options.control && options.crash);
+        let (unclear, wrong) = read(&[("STRANDLINE_CRASH", "maybe"), ("STRANDLINE_GUARD", "2")]);
+        assert!(unclear.crash && !unclear.guard && wrong.len() == 2, "{wrong:?}");
+        assert!(wrong[0].contains("STRANDLINE_CRASH=maybe"), "{wrong:?}");
         assert!(!read(&[("STRANDLINE_CRASH", "off")]).0.crash && !read(&[("STRANDLINE_CRASH", "0")]).0.crash);
     }
 

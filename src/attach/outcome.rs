@@ -244,7 +244,12 @@ impl State {
             } else {
                 format!("no report, {} cannot be written", from_here(folder).display())
             };
-            say(format_args!("{}: {}; {place}", report.verdict.name(), report.reason));
+            let faults = self.faults().map_or(0, super::guard::Faults::count);
+            let guarded = match faults {
+                0 => String::new(),
+                _ => format!("; guard mode found {} (above)", report::units::plural(faults, "memory fault")),
+            };
+            say(format_args!("{}: {}{guarded}; {place}", report.verdict.name(), report.reason));
         }
         written
     }

@@ -62,8 +62,11 @@ fn of(site: &Site, since: u32, ended: u32, rose: u64) -> Option<StayedSite> {
         return None;
     }
     let came: Vec<&Cohort> =
-        site.cohorts.iter().filter(|c| c.first > since && c.last + MATURE <= ended).collect();
-    let bytes = came.iter().map(|c| c.bytes).sum::<u64>().min(rose);
+        site.cohorts.iter().filter(|c| c.last > since && c.last + MATURE <= ended).collect();
+    // Of old steps that were put together, those that came after it: evenly, as far as anybody knows.
+    let after = |c: &Cohort| u64::from(c.last - c.first.max(since + 1) + 1);
+    let share = |c: &Cohort| c.bytes * after(c) / u64::from(c.last - c.first + 1);
+    let bytes = came.iter().map(|c| share(c)).sum::<u64>().min(rose);
     let newest = came.last()?.last;
     (bytes > 0).then(|| StayedSite {
         stack: site.stack,

@@ -166,8 +166,8 @@ fn evidence(case: &Case, steps: u32) -> String {
             pattern.last
         ),
         Shape::Irregular => format!(
-            "{} left blocks behind since step {}, at no regular interval (steps {})",
-            units::plural(events, "step"),
+            "blocks were left behind {} since step {}, at no regular interval (steps {})",
+            units::plural(events, "time"),
             pattern.first,
             shown.join(", ")
         ),

@@ -270,7 +270,7 @@ impl Diff {
             let [x, y] = finding.bytes_per_step.map(rate);
             let _ = writeln!(
                 out,
-                "  {:<5}{x:>15}{y:>15}  {}  {}",
+                "  {:<5}{x:>17}{y:>17}  {}  {}",
                 finding.change, finding.class, finding.allocated_at
             );
         }

@@ -358,8 +358,8 @@ def checks(bench):
         yield f"cudaFree waits for the device, {mode}", lambda mode=mode: kernels(bench, mode)
     yield "CuPy, CFunctionAllocator", lambda: framework(bench, "cupy", "cupy_allocator.py", "heap", "step")
     yield "RMM, callback resource", lambda: framework(bench, "rmm", "rmm_resource.py", "heap", "step")
-    platform = {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}
-    yield "JAX, platform allocator", lambda: framework(bench, "jax", "jax_platform.py", "auto", "", platform)
+    allocator = {"XLA_PYTHON_CLIENT_ALLOCATOR": "cuda_async"}
+    yield "JAX, cuda_async allocator", lambda: framework(bench, "jax", "jax_async.py", "auto", "", allocator)
     for mode in ("heap", "observer"):
         yield f"torch is counted once, {mode}", lambda mode=mode: torch_once(bench, mode)
     yield "start-up of a process without CUDA", lambda: startup(bench)

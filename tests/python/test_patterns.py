@@ -13,9 +13,12 @@ from strandline import _explain, _hooks, _library
 def explain(source, path, name, seconds=_explain.SECONDS):
     """Runs a program and explains the blocks that it noted, as one candidate."""
     path.write_text(source)
-    blocks, step, answers = [], [0], []
+    blocks, step, answers, stack = [], [0], [], []
 
     def note(tensor):
+        frame = sys._getframe(1)
+        function = getattr(frame.f_code, "co_qualname", frame.f_code.co_name)
+        stack[:] = [{"file": frame.f_code.co_filename, "function": function, "line": frame.f_lineno}]
         storage = tensor.untyped_storage()
         blocks.append({"address": storage.data_ptr(), "size": storage.nbytes(), "step": step[0]})
 
@@ -28,7 +31,7 @@ def explain(source, path, name, seconds=_explain.SECONDS):
             "device": -1,
             "live_bytes": sum(b["size"] for b in blocks),
             "live_blocks": len(blocks),
-            "stack": [],
+            "stack": stack if PATTERNS.get(name, {}).get("stack") else [],
             "blocks": pick(blocks),
             "shape": PATTERNS.get(name, {}).get("shape", ""),
             "asked": PATTERNS.get(name, {}).get("asked", 0),

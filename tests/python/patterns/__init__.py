@@ -2,7 +2,8 @@
 
 A program calls `note(tensor)` when a block that stays is born, `tick()` when a step ends, `ask()` to have its blocks
 explained. Expected: `kind` of the holder, `path` and `fix` (regular expressions), `not_leak`, `released`. `shape` and
-`asked` are what the ledger says of the candidate; `used` is what must be said of its use, where that matters.
+`asked` are what the ledger says of the candidate; `used` is what must be said of its use, where that matters; with
+`stack` the search is told where `note` was called.
 """
 
 PATTERNS = {}
@@ -21,6 +22,7 @@ def pattern(
     shape="",
     asked=0,
     used=None,
+    stack=False,
 ):
     PATTERNS[name] = dict(
         source=source,
@@ -34,6 +36,7 @@ def pattern(
         shape=shape,
         asked=asked,
         used=used,
+        stack=stack,
     )
 
 
@@ -42,4 +45,4 @@ import torch, functools, collections, types, weakref, gc, queue
 from torch import nn
 """
 
-from . import bounds, containers, graphs, innocent, keys, linked, names, objects, uses  # noqa: E402, F401
+from . import bounds, containers, graphs, innocent, keys, linked, names, objects, shared, uses  # noqa: E402, F401

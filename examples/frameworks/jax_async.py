@@ -1,9 +1,10 @@
 """JAX under strandline: a loop that leaks, found with its Python line. Nothing of strandline is in this file.
 
-    XLA_PYTHON_CLIENT_ALLOCATOR=platform strandline run -- python examples/frameworks/jax_platform.py
+    XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async strandline run -- python examples/frameworks/jax_async.py
 
-With JAX's platform allocator every array is one allocation of CUDA's, which strandline watches; with the
-default one (a pool of three quarters of the GPU) there is nothing to see. Steps are taken from the period of the
+With JAX's `cuda_async` allocator every array is one allocation of CUDA's (cuMemAllocFromPoolAsync), which strandline
+watches. With the default one (a pool of three quarters of the GPU) there is nothing to see, and with `platform` hardly
+anything: since jaxlib 0.11 at the latest, that one maps memory by itself. Steps are taken from the period of the
 allocations.
 """
 

@@ -1,0 +1,235 @@
+"""Blocks that several things hold: which of them is the holder, and what that says of the growth."""
+
+from . import pattern
+
+REPLAY = """
+import collections, random
+memory = {memory}
+def optimize():
+    batch = [memory[i] for i in range(0, len(memory), 3)]
+    states = tuple(state for state, _ in batch)
+    ask()
+for i in range(12):
+    s = torch.randn(64); note(s); memory.append((s, i)); del s; tick()  # KEEP
+optimize()
+"""
+
+pattern(
+    "a batch drawn from a bounded buffer",
+    REPLAY.format(memory="collections.deque(maxlen=500)"),
+    "deque",
+    r"global memory\[\d+\]",
+    not_leak=r"deque of 12, at most 500",
+    bounded={"length": 12, "capacity": 500},
+)
+
+pattern(
+    "a batch drawn from a list",
+    REPLAY.format(memory="[]"),
+    "list",
+    r"global memory\[\d+\]",
+    r"memory grows",
+)
+
+BANK = """
+class Bank:
+    def __init__(self, size): self.size, self.items = size, []
+    def start(self):
+        {test}
+            self.items.append(torch.zeros(1))
+    def put(self, i):
+        x = torch.randn(64); note(x)
+        self.items[i] = x  # KEEP
+bank = Bank(40)
+for i in range(40):
+    bank.start()
+for i in range(12):
+    bank.put(i); tick()
+ask()
+"""
+
+pattern(
+    "a list whose entries are replaced",
+    BANK.format(test="if len(self.items) < self.size:"),
+    "list",
+    r"bank\.items",
+    not_leak=r"its entries are replaced, and none is added: a list of 40",
+    stack=True,
+)
+
+pattern(
+    "a list whose entries are replaced, and that grows elsewhere",
+    BANK.format(test="if self.size:"),
+    "list",
+    r"bank\.items",
+    r"self\.items grows",
+    stack=True,
+)
+
+pattern(
+    "a pool whose counter is written out",
+    """
+class ImagePool:
+    def __init__(self, size): self.size, self.num, self.images = size, 0, []
+    def query(self, image):
+        if self.num < self.size:
+            self.num = self.num + 1
+            self.images.append(image)  # KEEP
+pool = ImagePool(40)
+for i in range(12):
+    x = torch.randn(64); note(x); pool.query(x); del x; tick()
+ask()
+""",
+    "list",
+    r"pool\.images",
+    not_leak=r"added only when self\.num < self\.size",
+)
+
+SESSIONS = """
+class Session:
+    def __init__(self): self.keys = []
+sessions = {{}}
+def answer(session, x):
+    session.keys.append(x)  # KEEP
+def close(number):
+    {close}
+for number in range(3):
+    sessions[number] = Session()
+for i in range(15):
+    x = torch.randn(64); note(x); answer(sessions[i % 3], x); del x; tick()
+ask()
+"""
+
+pattern(
+    "lists of sessions that are taken out",
+    SESSIONS.format(close="del sessions[number]"),
+    "list",
+    r"sessions\[\d\]\.keys",
+    not_leak=r"belongs to an entry of sessions, and entries are taken out of that",
+)
+
+pattern(
+    "lists of sessions that stay",
+    SESSIONS.format(close="pass"),
+    "list",
+    r"sessions\[\d\]\.keys",
+    r"session\.keys grows",
+)
+
+CACHE = """
+import random
+class Net:
+    def __init__(self): self.history = {{}}
+    def forward(self, numbers):
+        for number in numbers:
+            x = torch.randn(64); note(x)
+            self.history[number] = x  # KEEP
+    def __call__(self, numbers): return self.forward(numbers)
+net = Net()
+random.seed(1)
+for i in range(12):
+    numbers = [{draw} for _ in range(2)]
+    net(numbers); tick()
+ask()
+"""
+
+pattern(
+    "a cache by numbers that are drawn",
+    CACHE.format(draw="random.randrange(500)"),
+    "dict",
+    r"net\.history",
+    not_leak=r"its key number .* comes again",
+)
+
+pattern(
+    "a cache by numbers that are drawn from too many",
+    CACHE.format(draw="random.randrange(10 ** 12)"),
+    "dict",
+    r"net\.history",
+    r"self\.history gets a new entry each time",
+)
+
+LIMITED = """
+import collections
+class Cache:
+    def __init__(self, limit=None): self.limit, self.kept = limit, collections.OrderedDict()
+    def put(self, key, x):
+        self.kept[key] = x  # KEEP
+        {test}
+            self.kept.popitem(last=False)
+cache = Cache({limit})
+for i in range(12):
+    x = torch.randn(64); note(x); cache.put(i, x); del x; tick()
+ask()
+"""
+
+for name, test, limit in (
+    ("no limit", "while self.limit is not None and len(self.kept) > self.limit:", ""),
+    ("an infinite limit", "while len(self.kept) > self.limit:", "float('inf')"),
+):
+    pattern(
+        f"a cache with {name}",
+        LIMITED.format(test=test, limit=limit),
+        None,
+        r"cache\.kept",
+        r"self\.kept gets a new entry each time",
+    )
+
+pattern(
+    "a cache with a limit",
+    LIMITED.format(test="while len(self.kept) > self.limit:", limit="40"),
+    None,
+    r"cache\.kept",
+    not_leak=r"entries are dropped when len\(self\.kept\) > self\.limit",
+)
+
+pattern(
+    "a loss over a state that is carried",
+    """
+class Net:
+    def __init__(self): self.hidden = None
+    def forward(self, w):
+        hidden = self.hidden if self.hidden is not None else torch.zeros(64)
+        outs = []
+        for t in range(4):
+            hidden = torch.tanh(hidden * w); note(hidden); outs.append(hidden.sum())
+        self.hidden = hidden  # KEEP
+        return torch.stack(outs)
+net, w = Net(), torch.ones(64, requires_grad=True)
+for i in range(8):
+    loss = net.forward(w).sum()
+    tick()
+ask()
+""",
+    "autograd graph",
+    r"global net\.hidden > \.grad_fn",
+    r"self\.hidden = \(hidden\)\.detach\(\)",
+)
+
+ROUND = """
+for step in range(30):
+    tick()
+    if {test}:
+        for batch in range(2):
+            shown = torch.randn(64)  # KEEP
+            if step == 7: note(shown)
+    if step == 12: ask()
+"""
+
+pattern(
+    "a variable that its loop binds anew now and then",
+    ROUND.format(test="step % 8 == 7"),
+    "global",
+    r"global shown",
+    not_leak=r"bound anew when its loop comes there again",
+    shape="burst",
+)
+
+pattern(
+    "a variable that is bound once in a loop",
+    ROUND.format(test="step == 7"),
+    "global",
+    r"global shown",
+    r"set shown = None",
+    shape="burst",
+)
