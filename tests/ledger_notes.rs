@@ -177,7 +177,7 @@ fn what_is_replaced_by_larger_ones_says_so() {
     }
     let reason = job.report().reason;
     assert!(
-        reason.contains("takes the place of smaller ones that are freed, the newest is of step 80"),
+        reason.contains("takes the place of what is freed meanwhile, the newest is of step 80"),
         "{reason}"
     );
 }

@@ -5,6 +5,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import textwrap
 
 import pytest
 from runner import COMMAND
@@ -185,6 +186,14 @@ def test_what_only_an_installed_package_has_is_found_in_it(jobs, python):
     script = "import strandline.only_here, strandline; print(strandline.__file__)"
     done = jobs.run(python, "-c", script, options=["--quiet"])
     assert done.out == "found strandline.only_here\n<strandline>/__init__.py\n", done.err
+
+
+def test_the_report_is_named_from_where_the_job_was_started(jobs, python):
+    script = train().replace(
+        "import torch", "import os, torch; os.makedirs('deep/er'); os.chdir('deep/er')", 1
+    )
+    done = jobs.run(python, "-c", textwrap.dedent(script), options=["--out", "reports"])
+    assert done.code == 0 and "; report: reports/rank0-" in lines(done)[-1], done.err
 
 
 def test_the_installed_package_is_run_in_a_preloaded_process(jobs, python):

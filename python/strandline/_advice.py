@@ -5,6 +5,7 @@ Invariant: says of a thing only what its path, its line and its container show.
 """
 
 import ast
+from collections import deque
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from . import _fixes, _growth
@@ -124,9 +125,14 @@ class Advice:
             if is_a(step.parent, "Future"):
                 return _fixes.future(name)
         if path.through_graph:
+            value = kept.step.value if kept and kept.step is not None else None
+            filled = any(isinstance_plain(value, base) for base in (list, dict, set, deque))
+            added = (
+                filled and kept is not None and kept.store is not None and kept.store.how in ("add", "item")
+            )
             return (
                 _fixes.graph_stored(node, name, path.scalar, any(step.kind == "index" for step in below))
-                if container is not None
+                if container is not None or added
                 else _fixes.graph_accumulated(node, name, path.scalar, self._parts(kept))
             )
         if container is not None and any(step.weak for step in below):

@@ -15,6 +15,7 @@ use crate::ledger;
 use crate::report::{self, DevicePart, DeviceView, Run};
 use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// A process that is not the job itself reports only if it did this much (launchers import torch too).
@@ -73,6 +74,7 @@ impl Reason {
 impl Outcome {
     /// Decides where this process's reports lie.
     pub fn new(options: &Options) -> Self {
+        here();
         let rank = options::rank_and_world();
         let out = options.out.clone().unwrap_or_else(|| PathBuf::from("strandline-out"));
         let out = std::path::absolute(&out).unwrap_or(out);
@@ -486,8 +488,13 @@ pub fn torch_size(bytes: u64) -> String {
     }
 }
 
-/// A path as one would type it: relative where it lies below the working directory.
+/// The working directory that the job was started in, which is also that of whoever reads what is said.
+fn here() -> Option<&'static Path> {
+    static HERE: OnceLock<Option<PathBuf>> = OnceLock::new();
+    HERE.get_or_init(|| std::env::current_dir().ok()).as_deref()
+}
+
+/// A path as one would type it: relative where it lies below that directory.
 pub(super) fn from_here(path: &Path) -> PathBuf {
-    let here = std::env::current_dir().ok();
-    here.and_then(|here| path.strip_prefix(here).ok().map(Path::to_owned)).unwrap_or_else(|| path.to_owned())
+    here().and_then(|here| path.strip_prefix(here).ok()).unwrap_or(path).to_owned()
 }

@@ -123,7 +123,7 @@ fn why(stayed: &Stayed, parts: &[DevicePart], judge: &Judge) -> String {
     }
     match lead.events {
         _ if lead.replaces => format!(
-            "and is not called: it takes the place of smaller ones that are freed, the newest is of step {}",
+            "and is not called: it takes the place of what is freed meanwhile, the newest is of step {}",
             lead.newest
         ),
         1 => format!("and is not called: it came once, in step {}", lead.newest),
