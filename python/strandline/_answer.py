@@ -8,7 +8,7 @@ import os
 from collections import deque
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import _fixes, _growth, _keys, _limits, _use
+from . import _fixes, _growth, _keys, _limits, _turnover, _use
 from ._advice import Advice, Evidence, Kept, class_name, is_a
 from ._code import Files
 from ._holders import Climb, isinstance_plain
@@ -140,7 +140,7 @@ class _Composer:
             bound = self._by_use(answer, kept, kept.store, kept.holder, shape, used, again) or bound
         if bound is None and shape == "burst" and len(path.steps) == 1 and path.root in ("global", "local"):
             name = holder_of(path.steps[0], path, ())
-            bound = None if name is None else _limits.comes_round(name, self.finder)
+            bound = None if name is None else _turnover.comes_round(name, self.finder)
         if bound is not None:
             if bound.length is not None and bound.capacity is not None and bound.entries:
                 answer["bounded"] = {"length": bound.length, "capacity": bound.capacity}
@@ -420,7 +420,7 @@ class _Composer:
         if evicting is not None or not trusted:
             return evicting
         return (
-            _limits.replaced(self.finder.stores(kept.holder), kept.store, kept.holder, container, owner)
+            self._replaced(kept.store, kept.holder, container, owner)
             or self._owners_go()
             or _limits.begun_anew(kept.store, kept.holder)
             or _limits.emptied(kept.store, kept.holder, self._receivers(kept), self.finder)
@@ -438,6 +438,14 @@ class _Composer:
         plain = any(isinstance_plain(value, base) for base in (list, dict, set, deque))
         return kept.store is not None and kept.store.how == "add" and value is not None and not plain
 
+    def _replaced(self, store: Store, holder: Holder, container: Any, owner: Any) -> Optional[_limits.Bound]:
+        """The block itself is the entry, and carries no graph of those before it."""
+        below = self.path.steps[self.growth + 1 :] if self.growth is not None else []
+        grows = self.evidence.candidate.get("shape") == "regrow" or any(s.kind == "index" for s in below)
+        if self.path.through_graph or grows:
+            return None
+        return _turnover.replaced(self.finder.stores(holder), store, holder, container, owner)
+
     def _owners_go(self) -> Optional[_limits.Bound]:
         """The container belongs to an entry of another one, and the program takes entries out of that."""
         if self.growth is None or self.path.around:
@@ -446,8 +454,11 @@ class _Composer:
             outer = self.path.steps[position - 1] if position else None
             if step.kind != "index" or outer is None or outer.kind not in ("name", "attribute"):
                 continue
+            places = {path.steps[position].token for _, path in self.group if position < len(path.steps)}
+            if len(places) < 2:
+                continue  # one entry, that may stay for ever
             holder = holder_of(outer, self.path, ())
-            found = None if holder is None else _limits.taken_out(holder, self.finder)
+            found = None if holder is None else _turnover.taken_out(holder, self.finder)
             if found is not None:
                 return found
         return None

@@ -260,6 +260,7 @@ class Search:
             for key, members in groups.items()
         }
         best: Tuple[int, int, Dict[int, Chain]] = (max(map(len, groups.values())), 0, {})
+        until = time.thread_time() + (self._deadline - time.thread_time()) / 4
         for key, members in groups.items():
             shared = {link for other, of_it in links.items() if other != key for link in of_it}
             known: Dict[int, Tuple[Chain, int]] = {}
@@ -272,7 +273,7 @@ class Search:
             moved: Dict[int, Chain] = {}
             for address in addresses if known else ():
                 if address not in members:
-                    chain = self._climb.joined(self._held[address][1].object, known)
+                    chain = self._climb.joined(self._held[address][1].object, known, until)
                     if chain is not None:
                         moved[address] = chain
             known.clear()
@@ -295,8 +296,9 @@ class Search:
         # What C++ holds of a dangling chain may be a ctx or a saved tensor's hook, met on the way through a graph.
         ends = {address: self._climb.ends(chain.links[-1]) for address, chain in dangling.items()}
         graphs: Dict[int, _autograd.Graph] = {}
-        credited: Dict[int, Tuple[Any, List[int]]] = {}
-        self._ours.add(credited)
+        credited: Dict[int, List[int]] = {}
+        origins: Dict[int, Any] = {}
+        self._ours.add(origins)
         for turn in range(4):
             blocks = Blocks((block.address, block.size) for block in missing.values())
             walk = _autograd.walk(sources, blocks, self._deadline, None if not turn and not ends else 1 << 60)
@@ -318,7 +320,8 @@ class Search:
                     continue
                 path = write(chains[id(saved.source)], self._roots)
                 path.tail = (".grad_fn", *saved.trail, saved.name)
-                credited.setdefault(id(saved.source), (saved.source, []))[1].append(address)
+                credited.setdefault(id(saved.source), []).append(address)
+                origins[id(saved.source)] = saved.source
                 if address in dangling and saved.name == "ctx":
                     path.tail = (
                         *path.tail,
@@ -340,9 +343,9 @@ class Search:
             if time.thread_time() > self._deadline:
                 self._ended = False
                 break
-        for source, addresses in credited.values():
-            self._by_other_graphs(source, addresses, sources)
-        credited.clear()
+        for identity, addresses in credited.items():
+            self._by_other_graphs(origins[identity], addresses, sources)
+        origins.clear()
         self._by_arrays(missing, found)
         self._by_tied_gradients(missing, found)
         for address in missing:

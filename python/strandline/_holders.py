@@ -114,8 +114,10 @@ class Climb:
                 found.append(chain._replace(links=links))
         return found
 
-    def joined(self, thing: Any, known: Dict[int, Tuple[Chain, int]]) -> Optional[Chain]:
-        """A chain to `thing` through one of the objects that are known to have a chain (and where in it they stand)."""
+    def joined(self, thing: Any, known: Dict[int, Tuple[Chain, int]], until: float) -> Optional[Chain]:
+        """A chain to `thing` through one of the objects that are known to have a chain (and where in it they stand).
+        That there was no time for it says nothing of the search."""
+        complete = self.complete
         self._objects[id(thing)] = thing
         came: Dict[int, int] = {id(thing): 0}
         level = [id(thing)]
@@ -131,12 +133,14 @@ class Climb:
                         chain, at = known[parent]
                         links = [*chain.links[: at + 1], *self._down(identity, came)]
                         self._ours.add(links)
+                        self.complete = complete
                         return chain._replace(links=links)
                     if not self._is_end(parent) or self._ends[parent] == "local":
                         following.append(parent)
             level = following[:_WIDE]
-            if not level or time.thread_time() > self._deadline:
+            if not level or time.thread_time() > until:
                 break
+        self.complete = complete
         return None
 
     def ends(self, thing: Any) -> Set[int]:

@@ -20,7 +20,8 @@ from ._use import is_call, runs_often
 
 _DEPTH = 4  # calls that a key is followed through
 _LOOKED_AT = 64  # keys
-_SAME = {"int", "str", "tuple", "join", "basename", "Path"}  # functions of a key that give a key of its kind
+_SAME = {"int", "str", "basename", "Path"}  # functions of a key that give a key of its kind
+_TOGETHER = {"tuple", "join"}  # the same of several
 _METHODS = {"item", "tolist", "numpy", "cpu", "split", "strip", "as_posix"}
 _WRAPPERS = {"tqdm", "track", "progress", "list", "iter", "sorted", "reversed", "sample"}
 _DRAWN = {"randrange", "randint", "integers", "randint_like"}  # they give whole numbers
@@ -148,11 +149,44 @@ class Keys:
             method = isinstance(node.func, ast.Attribute) and node.func.attr in _METHODS
             if method and self.come_again(node.func.value, at, file, depth):
                 return True
-            if _draws(node):
+            if self._draws(node, at, file):
                 return not self._composed  # a sample's number and where it is cropped: too many to come again
+            if last_name(node.func) in _TOGETHER:
+                return bool(node.args) and self._all(node.args, at, file, depth)
             known = last_name(node.func) in _SAME and bool(node.args)
             return known and all(self.come_again(part, at, file, depth) for part in node.args)
         return isinstance(node, ast.Name) and self._name(node.id, at, file, depth)
+
+    def _draws(self, call: Any, at: Statement, file: File) -> bool:
+        """Whether a call draws whole numbers from a range that is not too large, or from a collection."""
+        name = last_name(call.func)
+        base = text(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+        if name in _PICKED:
+            return base == "" or "rand" in base or "rng" in base
+        if name not in _DRAWN or not call.args:
+            return False
+        ends = [part for part in call.args if not isinstance(part, (ast.Tuple, ast.List))]
+        return bool(ends) and all(self._is_small(part, at, file) for part in ends)
+
+    def _is_small(self, node: Any, at: Statement, file: File) -> bool:
+        if isinstance(node, ast.Constant):
+            return type(node.value) is int and abs(node.value) <= _MANY
+        if isinstance(node, ast.Call):
+            return last_name(node.func) == "len"
+        if isinstance(node, ast.BinOp):
+            return isinstance(node.op, (ast.Add, ast.Sub)) and all(
+                self._is_small(part, at, file) for part in (node.left, node.right)
+            )
+        if not isinstance(node, ast.Name):
+            return False
+        bound = list(self._bound(node.id, at, file)) or list(
+            self._bound(node.id, at._replace(function=None, cls=None), file)
+        )
+        return (
+            len(bound) == 1
+            and isinstance(bound[0][0], ast.Constant)
+            and self._is_small(bound[0][0], at, file)
+        )
 
     def _all(self, parts: List[Any], at: Statement, file: File, depth: int) -> bool:
         self._composed += 1
@@ -294,20 +328,6 @@ class Keys:
                         return False
                     seen += 1
         return seen > 0
-
-
-def _draws(call: Any) -> bool:
-    """Whether a call draws whole numbers from a range, or from a collection: what it gives comes again."""
-    name = last_name(call.func)
-    numbers = [part.value for part in ast.walk(call) if isinstance(part, ast.Constant)]
-    if any(type(number) in (int, float) and number > _MANY for number in numbers):
-        return False
-    if any(
-        isinstance(part, ast.BinOp) and isinstance(part.op, (ast.Pow, ast.LShift)) for part in ast.walk(call)
-    ):
-        return False
-    base = text(call.func.value) if isinstance(call.func, ast.Attribute) else ""
-    return name in _DRAWN or (name in _PICKED and (base == "" or "rand" in base or "rng" in base))
 
 
 def _unwrapped(source: Any) -> Any:

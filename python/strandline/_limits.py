@@ -9,7 +9,6 @@ outer loop. One of which the number is not known is believed until growth proves
 import ast
 import collections
 import os
-import sys
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from ._code import Statement, expressions, last_name, text
@@ -19,6 +18,7 @@ from ._source import Finder, Holder, Matcher, Store, _empty, _pairs, finds, stri
 TRUST = 3  # times that a bound which the source only suggests is believed of a container that went on growing
 _FIRM = 6  # times that one is whose condition is about the container, but compares with a number nobody knows
 _WORDS = ("budget", "max", "capacity", "limit", "size", "bytes", "window", "keep")
+_TURNS = ("step", "iter", "epoch", "round")
 _TAKERS = {"pop", "popleft", "popitem", "clear", "remove", "discard", "delete", "evict", "trim", "truncate"}
 
 _TAKING = {"heappop", "heapreplace", "heappushpop"}  # functions that take from what they are given
@@ -69,7 +69,7 @@ def evicting(store: Store, holder: Holder, container: Any, owner: Any, asked: in
             continue
         if same and here.loops and statement.loops[: len(here.loops)] != here.loops[: len(statement.loops)]:
             continue  # in another loop of this function
-        if not _takes(statement, match):
+        if not takes(statement, match):
             continue
         test = _bounding_test(statement, match, store)
         if test is None:
@@ -100,12 +100,17 @@ def guarded(store: Store, holder: Holder, container: Any, owner: Any, asked: int
                 small, large = large, small
             elif not isinstance(part.ops[0], (ast.Lt, ast.LtE, ast.NotEq)):
                 continue
-            sized = _is_len(small, match) or _counts(small, enclosing, store)
-            if not sized and not (isinstance(small, ast.Name) and small.id in loops):
+            sized = _is_len(small, match)
+            counted = None if isinstance(part.ops[0], ast.NotEq) else _counts(small, enclosing, store)
+            if not sized and counted is None and not (isinstance(small, ast.Name) and small.id in loops):
                 continue
             length, capacity = length_of(container), _number(large, owner, statement, store)
-            if capacity is None and (not sized or asked >= _FIRM or _unlimited(part, owner)):
+            if capacity is None and (
+                not (sized or counted) or asked >= (_FIRM if sized else TRUST) or _unlimited(part, owner)
+            ):
                 continue
+            if not sized and any(word in text(large).lower() for word in _TURNS):
+                continue  # it counts to the end of the program
             if capacity is not None and length is not None and length > 2 * capacity + 16:
                 continue  # the condition does not hold it back
             where = f"{os.path.basename(store.file.name)}:{enclosing.lineno}"
@@ -114,114 +119,30 @@ def guarded(store: Store, holder: Holder, container: Any, owner: Any, asked: int
     return None
 
 
-def _counts(node: Any, enclosing: Any, store: Store) -> bool:
-    """Whether a condition asks a counter that the same function raises: `if self.n < self.size: self.n += 1; …`. A
-    loop's own condition is none: it holds until the program is over."""
+def _counts(node: Any, enclosing: Any, store: Store) -> Optional[bool]:
+    """Whether a condition asks a counter that is raised: True where that happens under it (`if self.n < self.size:
+    self.n += 1; …`), False elsewhere in the same function, None nowhere. A loop's own condition is none: it holds until
+    the program is over."""
     if not isinstance(enclosing, ast.If) or not isinstance(node, (ast.Name, ast.Attribute)):
-        return False
-    wanted = text(node)
-    for statement in store.file.statements:
-        step = statement.node
-        if statement.function is not store.statement.function or not isinstance(
-            step, (ast.AugAssign, ast.Assign)
-        ):
-            continue
-        if isinstance(step, ast.AugAssign):
-            if isinstance(step.op, ast.Add) and text(step.target) == wanted:
-                return True
-        elif isinstance(step.value, ast.BinOp) and isinstance(step.value.op, ast.Add):
-            own = any(text(target) == wanted for target in step.targets)
-            if own and wanted in (text(step.value.left), text(step.value.right)):
-                return True
-    return False
-
-
-def replaced(
-    stores: List[Store], store: Store, holder: Holder, container: Any, owner: Any
-) -> Optional[Bound]:
-    """A list whose entries are replaced where the blocks were made, and appended to under a bound or not at all."""
-
-    def replaces(each: Store) -> bool:
-        node = each.statement.node
-        return isinstance(node, ast.Assign) and all(
-            isinstance(target, ast.Subscript) and not isinstance(target.slice, ast.Slice)
-            for target in node.targets
-        )
-
-    if not isinstance(container, list) or not replaces(store):
         return None
-    for each in stores:
-        if each.how in ("assign", "init") or replaces(each):
-            continue
-        if (
-            guarded(each, holder, container, owner) is None
-            and evicting(each, holder, container, owner) is None
-        ):
-            return None
-    where = f"{os.path.basename(store.file.name)}:{store.line}"
-    length = length_of(container)
-    return Bound(f"its entries are replaced, and none is added: a list of {length} ({where})", length, length)
+    wanted = text(node)
+    if any(_raises(part, wanted) for statement in enclosing.body for part in ast.walk(statement)):
+        return True
+    near = (each for each in store.file.statements if each.function is store.statement.function)
+    return False if any(_raises(each.node, wanted) for each in near) else None
 
 
-def comes_round(holder: Holder, finder: Finder) -> Optional[Bound]:
-    """A variable that a loop binds anew when it comes there again, always or now and then, and the loop still runs."""
-    for file, statements in finder.scopes(holder):
-        for statement in statements:
-            if not statement.loops or holder.name not in _bound_by(statement.node):
-                continue
-            outer = statement.loops[0]
-            tests = [
-                test
-                for test in statement.tests
-                if isinstance(test, ast.If) and outer.lineno <= test.lineno <= (outer.end_lineno or 0)
-            ]
-            if all(_regular(test.test) for test in tests) and _runs(outer, file.name):
-                where = f"{os.path.basename(file.name)}:{statement.line}"
-                return Bound(f"bound anew when its loop comes there again ({where})", None, None)
-    return None
-
-
-def _bound_by(node: Any) -> Set[str]:
-    """The plain names that a statement binds."""
-    targets = node.targets if isinstance(node, ast.Assign) else []
-    if isinstance(node, (ast.For, ast.AsyncFor, ast.AnnAssign)):
-        targets = [node.target]
-    parts = [each for target in targets for each in getattr(target, "elts", [target])]
-    return {part.id for part in parts if isinstance(part, ast.Name)}
-
-
-def _regular(test: Any) -> bool:
-    return any(isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod) for part in ast.walk(test))
-
-
-def _runs(loop: Any, file: str) -> bool:
-    """Whether this thread is in a loop of the file."""
-    frame: Any = sys._getframe()
-    while frame is not None:
-        if loop.lineno <= frame.f_lineno <= (loop.end_lineno or 0) and _same(frame.f_code.co_filename, file):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _same(one: str, other: str) -> bool:
-    return os.path.basename(one) == os.path.basename(other) and os.path.abspath(one) == os.path.abspath(other)
-
-
-def taken_out(holder: Holder, finder: Finder) -> Optional[Bound]:
-    """The program takes entries out of what is named: what belongs to them goes with them."""
-    match = finds(holder)
-    for place in finder.user_files:
-        for statement in finder.files.get(place).statements:
-            taken = isinstance(statement.node, ast.Delete) or not isinstance(statement.node, ast.Assign)
-            if taken and _takes(statement, match):
-                where = f"{os.path.basename(place)}:{statement.line}"
-                return Bound(
-                    f"belongs to an entry of {holder.name}, and entries are taken out of that ({where})",
-                    None,
-                    None,
-                )
-    return None
+def _raises(node: Any, wanted: str) -> bool:
+    if isinstance(node, ast.AugAssign):
+        return isinstance(node.op, ast.Add) and text(node.target) == wanted
+    if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.BinOp):
+        return False
+    own = any(text(target) == wanted for target in node.targets)
+    return (
+        own
+        and isinstance(node.value.op, ast.Add)
+        and wanted in (text(node.value.left), text(node.value.right))
+    )
 
 
 def inner_bound(container: Any, below: List[Any], blocks: int, store: Optional[Store]) -> Optional[Bound]:
@@ -266,7 +187,7 @@ def begun_anew(store: Store, holder: Holder) -> Optional[Bound]:
         emptied = isinstance(node, (ast.Assign, ast.AnnAssign)) and any(
             match(target) for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
         )
-        if not emptied and not (_takes(statement, match) and "clear" in text(node)):
+        if not emptied and not (takes(statement, match) and "clear" in text(node)):
             continue
         where = f"{os.path.basename(store.file.name)}:{statement.line}"
         return Bound(f"emptied at each turn of the outer loop ({where})", None, None)
@@ -330,21 +251,27 @@ def newest_only(store: Store, holder: Holder) -> Optional[Bound]:
     large as the newest input."""
     if store.how != "assign" or (not store.statement.loops and store.statement.function is None):
         return None
-    match = finds(holder)
+    if of_itself(store, finds(holder)):
+        return None
+    where = f"{os.path.basename(store.file.name)}:{store.line}"
+    return Bound(f"made anew in each step, as large as its input: {holder.name} ({where})", None, None)
+
+
+def of_itself(store: Store, match: Matcher) -> bool:
+    """Whether what is stored is made of what is there, by whatever way, or by what remembers."""
     seen: Set[str] = set()
     todo = [store.statement.node.value]
     while todo:
         for part in ast.walk(todo.pop()):
             if match(part):
-                return None
+                return True
             name = last_name(part) if isinstance(part, (ast.Name, ast.Attribute)) else ""
             if name and name not in seen:
                 seen.add(name)
                 todo += _values(name, store)
                 if any(node.name == name and _remembers(node) for node, _ in store.file.functions):
-                    return None
-    where = f"{os.path.basename(store.file.name)}:{store.line}"
-    return Bound(f"made anew in each step, as large as its input: {holder.name} ({where})", None, None)
+                    return True
+    return False
 
 
 def _remembers(function: Any) -> bool:
@@ -394,7 +321,7 @@ def _emptying(store: Store, holder: Holder) -> List[str]:
             for pair in _pairs(target, node.value)
         ]
         anew = any(match(target) and _empty(value) for target, value in pairs)
-        cleared = _takes(statement, match) and ".clear(" in text(node)
+        cleared = takes(statement, match) and ".clear(" in text(node)
         if (anew or cleared) and statement.function is not store.statement.function:
             found.append(function)
     return found
@@ -433,7 +360,7 @@ def _called_names(statements: List[Statement]) -> Dict[str, None]:
     return names
 
 
-def _takes(statement: Statement, match: Matcher) -> bool:
+def takes(statement: Statement, match: Matcher) -> bool:
     node = statement.node
     if isinstance(node, ast.Delete):
         return any(
@@ -595,8 +522,9 @@ def _number(node: Any, owner: Any, taker: Statement, store: Store) -> Optional[i
 
 def _unlimited(compare: Any, owner: Any) -> bool:
     """Whether what is compared with is an attribute that says there is no limit."""
-    names = getattr(owner, "__dict__", None) if owner is not None else None
-    if not isinstance(names, dict):
+    try:
+        names = object.__getattribute__(owner, "__dict__")
+    except Exception:
         return False
     values = [names.get(part.attr, 0) for part in ast.walk(compare) if isinstance(part, ast.Attribute)]
     return any(value is None or (type(value) is float and value == float("inf")) for value in values)

@@ -180,7 +180,7 @@ impl Gpus {
             size(*total),
             size(*free)
         );
-        if requested <= free && *left > 0 {
+        if *left > 0 && requested <= free && free - left < *requested && limit.is_none() {
             text += &format!(" ({} of it is left for kernels and libraries)", size(*left));
         }
         text += ". ";

@@ -125,15 +125,23 @@ fn has_plain_objects() -> bool {
 }
 
 /// Whether Python was asked to run the installed package (`python -m strandline …`): a built-in module has no code to
-/// run and would hide it.
+/// run and would hide it. Only Python's own options count, which stand before the script.
 fn is_to_be_run(arguments: &[String]) -> bool {
-    arguments.iter().enumerate().any(|(at, argument)| match argument.strip_prefix('-') {
-        Some(flags) if !flags.starts_with('-') && flags.ends_with('m') => {
-            arguments.get(at + 1).is_some_and(|name| name == "strandline")
+    let mut rest = arguments.iter().skip(1).map(String::as_str);
+    while let Some(argument) = rest.next() {
+        match argument.strip_prefix('-') {
+            Some("W" | "X" | "-check-hash-based-pycs") => drop(rest.next()),
+            Some(long) if long.starts_with('-') => {}
+            Some(flags) if flags.contains('c') && !flags.starts_with(['W', 'X']) => return false,
+            Some(flags) if flags.ends_with('m') && !flags.starts_with(['W', 'X']) => {
+                return rest.next() == Some("strandline");
+            }
+            Some("mstrandline") => return true,
+            Some(flags) if !flags.is_empty() => {}
+            _ => return false, // the script
         }
-        Some(flags) => flags == "mstrandline",
-        None => false,
-    })
+    }
+    false
 }
 
 /// Gives Python the module; runs when the library is loaded, before Python begins.
@@ -171,7 +179,8 @@ mod tests {
         let told = |line: &str| is_to_be_run(&line.split(' ').map(str::to_owned).collect::<Vec<_>>());
         assert!(told("python -m strandline report run"));
         assert!(told("python -Im strandline"));
-        assert!(told("python -mstrandline"));
+        assert!(told("python -mstrandline") && told("python -X dev -W error -m strandline"));
+        assert!(!told("python train.py -m strandline") && !told("python -c code -m strandline"));
         assert!(!told("python -m strandline.other"));
         assert!(!told("python train.py --m strandline"));
         assert!(!told("python train.py strandline -m"));

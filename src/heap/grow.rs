@@ -192,7 +192,7 @@ impl<D: Driver> Heap<D> {
     /// then (kernels are loaded when they are first used). Then what is idle is used first.
     fn is_scarce(&mut self, want: u64) -> bool {
         let spared = self.spared(SPARED_MOST);
-        self.leaves_less(want, spared)
+        self.beyond(spared).is_some_and(|room| room < want)
     }
 
     /// Bytes of the device that are left to others.
@@ -200,33 +200,34 @@ impl<D: Driver> Heap<D> {
         (self.total / 1000 * u64::from(self.config.spared)).min(most)
     }
 
-    /// Bytes that even a heap without idle memory does not take.
+    /// Bytes that even a heap without idle memory does not take; plain segments are the driver's to refuse.
     pub(super) fn left_to_others(&self) -> u64 {
-        self.spared(LEFT_MOST) / PAGE * PAGE
+        if self.plain { 0 } else { self.spared(LEFT_MOST) / PAGE * PAGE }
     }
 
-    fn leaves_less(&mut self, want: u64, least: u64) -> bool {
+    /// Free bytes of the device beyond those that are to be left, where they may not be ample.
+    fn beyond(&mut self, least: u64) -> Option<u64> {
         if least == 0 {
-            return false;
+            return None;
         }
         let physical = self.space.physical;
         // The driver is asked again when the heap itself may have used up a quarter of what was free.
-        let fresh = self.seen.filter(|&(free, then)| free / 4 > least && physical <= then + free / 4);
-        if fresh.is_none() {
-            let Ok(info) = self.driver.memory_info() else { return false };
-            self.seen = Some((info.free, physical));
-            return info.free < least.saturating_add(want);
+        if self.seen.is_some_and(|(free, then)| free / 4 > least && physical <= then + free / 4) {
+            return None;
         }
-        false
+        let info = self.driver.memory_info().ok()?;
+        self.seen = Some((info.free, physical));
+        Some(info.free.saturating_sub(least))
     }
 
     /// Makes a piece of physical memory of at most `want` bytes.
     fn create(&mut self, want: u64) -> Result<(Handle, u64), Shortage> {
         let mut size = want.min(self.step());
         let left = self.left_to_others();
+        let room = self.beyond(left);
         loop {
             let limit = self.config.limit.unwrap_or(u64::MAX);
-            let within = self.space.physical + size <= limit && !self.leaves_less(size, left);
+            let within = self.space.physical + size <= limit && room.is_none_or(|room| size <= room);
             let made = if within {
                 self.stats.work.creates += 1;
                 self.driver.create(size)

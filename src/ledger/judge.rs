@@ -27,6 +27,8 @@ const ONE_OFF_BYTES: u64 = 64 << 20;
 /// Candidates handed out at once, and cases of a finding that a new one is compared with.
 const HANDED_OUT: usize = 48;
 const COMPARED: usize = 8;
+/// Steps for which what was taken back is not called again, at most.
+const SILENT_MOST: u32 = 256;
 /// A dismissed case is asked about again when it has grown this much.
 const ASK_AGAIN: u64 = 4;
 
@@ -538,7 +540,7 @@ impl Case {
     /// Steps for which it is not called again after it was taken back in `step`: the longer it was watched, and the
     /// more often it was taken back, the longer, so that nobody is told the same again and again.
     fn silence(&self, step: u32) -> u32 {
-        step.saturating_sub(self.pattern.first) / 2 * self.retreats
+        (step.saturating_sub(self.pattern.first) / 2 * self.retreats).min(SILENT_MOST)
     }
 
     fn dismissed(&self, reason: &str, step: u32) -> State {

@@ -66,55 +66,74 @@ pattern(
     stack=True,
 )
 
-pattern(
-    "a pool whose counter is written out",
-    """
+COUNTED = """
 class ImagePool:
     def __init__(self, size): self.size, self.num, self.images = size, 0, []
-    def query(self, image):
-        if self.num < self.size:
-            self.num = self.num + 1
+    def query(self, image, max_steps=40):
+        if self.num {test}:
+            {inside}
             self.images.append(image)  # KEEP
+        {outside}
 pool = ImagePool(40)
 for i in range(12):
     x = torch.randn(64); note(x); pool.query(x); del x; tick()
 ask()
-""",
-    "list",
-    r"pool\.images",
-    not_leak=r"added only when self\.num < self\.size",
-)
+"""
+
+RAISED = "self.num = self.num + 1"
+for name, inside, outside in (("where it adds", RAISED, "pass"), ("at each call", "pass", RAISED)):
+    pattern(
+        f"a pool whose counter is raised {name}",
+        COUNTED.format(test="< self.size", inside=inside, outside=outside),
+        "list",
+        r"pool\.images",
+        not_leak=r"added only when self\.num < self\.size",
+    )
+
+for name, test in (("to the end of the program", "< max_steps"), ("from the first", "!= self.size")):
+    pattern(
+        f"a list that grows while steps are counted {name}",
+        COUNTED.format(test=test, inside="pass", outside=RAISED),
+        "list",
+        r"pool\.images",
+        r"self\.images grows",
+    )
 
 SESSIONS = """
 class Session:
     def __init__(self): self.keys = []
-sessions = {{}}
+sessions = {{number: Session() for number in range(3)}}
 def answer(session, x):
     session.keys.append(x)  # KEEP
 def close(number):
     {close}
-for number in range(3):
-    sessions[number] = Session()
 for i in range(15):
-    x = torch.randn(64); note(x); answer(sessions[i % 3], x); del x; tick()
+    x = torch.randn(64); note(x); answer(sessions[{which}], x); del x; tick()
+    if i > 40: {often}
 ask()
 """
 
 pattern(
     "lists of sessions that are taken out",
-    SESSIONS.format(close="del sessions[number]"),
+    SESSIONS.format(close="del sessions[number]", which="i % 3", often="close(i)"),
     "list",
     r"sessions\[\d\]\.keys",
     not_leak=r"belongs to an entry of sessions, and entries are taken out of that",
 )
 
-pattern(
-    "lists of sessions that stay",
-    SESSIONS.format(close="pass"),
-    "list",
-    r"sessions\[\d\]\.keys",
-    r"session\.keys grows",
-)
+for name, close, which, often in (
+    ("stay", "pass", "i % 3", "close(i)"),
+    ("nobody takes out", "sessions.pop(number)", "i % 3", "pass"),
+    ("are one that stays", "sessions.pop(number)", "0", "close(i)"),
+    ("are taken out by one name", "sessions.pop('first')", "i % 3", "close(i)"),
+):
+    pattern(
+        f"lists of sessions that {name}",
+        SESSIONS.format(close=close, which=which, often=often),
+        "list",
+        r"sessions\[\d\]\.keys",
+        r"\.keys grows",
+    )
 
 CACHE = """
 import random
@@ -133,21 +152,31 @@ for i in range(12):
 ask()
 """
 
-pattern(
-    "a cache by numbers that are drawn",
-    CACHE.format(draw="random.randrange(500)"),
-    "dict",
-    r"net\.history",
-    not_leak=r"its key number .* comes again",
-)
+for name, draw in (
+    ("numbers that are drawn", "random.randrange(500)"),
+    ("what is chosen", "random.choice(range(500))"),
+):
+    pattern(
+        f"a cache by {name}",
+        CACHE.format(draw=draw),
+        "dict",
+        r"net\.history",
+        not_leak=r"its key number .* comes again",
+    )
 
-pattern(
-    "a cache by numbers that are drawn from too many",
-    CACHE.format(draw="random.randrange(10 ** 12)"),
-    "dict",
-    r"net\.history",
-    r"self\.history gets a new entry each time",
-)
+for name, draw in (
+    ("numbers drawn from too many", "random.randrange(10 ** 12)"),
+    ("numbers drawn from nobody knows how many", "random.randint(0, sys.maxsize)"),
+    ("names that are drawn", "''.join(random.choices('abcdefgh', k=16))"),
+    ("several numbers that are drawn", "tuple([random.randint(0, 255) for _ in range(8)])"),
+):
+    pattern(
+        f"a cache by {name}",
+        "import sys" + CACHE.format(draw=draw),
+        "dict",
+        r"net\.history",
+        r"self\.history gets a new entry each time",
+    )
 
 LIMITED = """
 import collections
@@ -232,4 +261,39 @@ pattern(
     r"global shown",
     r"set shown = None",
     shape="burst",
+)
+
+STATES = """
+w = torch.ones(64, requires_grad={graph})
+hidden = [torch.zeros(64) for _ in range(4)]
+for i in range(12):
+    for k in range(4):
+        x = {value}
+        note(x)
+        hidden[k] = x  # KEEP
+    tick()
+ask()
+"""
+
+pattern(
+    "states that carry the graph of those before",
+    STATES.format(graph=True, value="torch.tanh(hidden[k] * w)"),
+    None,
+    r"hidden\[\d\] > \.grad_fn",
+    stack=True,
+)
+
+pattern(
+    "entries that are made of what is there",
+    """
+bank = [[] for _ in range(4)]
+for i in range(12):
+    x = torch.randn(64); note(x)
+    bank[i % 4] = bank[i % 4] + [x]  # KEEP
+    tick()
+ask()
+""",
+    None,
+    r"bank\[\d\]",
+    stack=True,
 )
