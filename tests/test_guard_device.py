@@ -160,8 +160,8 @@ def test_the_end_waits_for_no_stream_that_is_stuck(tmp_path, bench):
 
 @pytest.mark.parametrize("kind", ["destroyed", "early exit", "finishing"])
 def test_what_others_do_meanwhile_is_respected(tmp_path, bench, kind):
-    settings = {"FAKE_CUDA_MEMORY": str(256 << 20)} if kind == "early exit" else {}
-    done, faults = guarded(tmp_path, bench, kind, **settings)
+    settings = {"early exit": {"FAKE_CUDA_MEMORY": str(256 << 20)}, "finishing": {"FAKE_CUDA_QUEUE": "20000"}}
+    done, faults = guarded(tmp_path, bench, kind, **settings.get(kind, {}))
     assert faults == [] and "handed out in use" not in done.stdout
     assert "guard mode ends" not in done.stderr
 

@@ -9,7 +9,7 @@
  * "function:k:code" (the k-th call, from 1, fails; k 0: every call), FAKE_CUDA_NO_VMM (attribute says no),
  * FAKE_CUDA_NO_FD (handles that can be exported are refused), FAKE_CUDA_NO_PEERS, FAKE_CUDA_BACKED (there is memory
  * behind the addresses; see memory.h).
- * A launch on a busy stream behind 1,000 others, where the driver would wait, is a misuse.
+ * A launch on a busy stream behind FAKE_CUDA_QUEUE (1,000) others, where the driver would wait, is a misuse.
  * Compile with -DOLD_DRIVER for a driver that lacks the virtual-memory symbols. */
 #define _GNU_SOURCE
 #include <pthread.h>
