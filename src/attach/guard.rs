@@ -163,3 +163,28 @@ impl Fault {
         text
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_that_are_not_to_be_had_are_left_out() {
+        let faults = Faults::default();
+        let fault = Fault {
+            what: Wrong::Overflow,
+            device: 0,
+            size: 1,
+            first: 1,
+            changed: 1,
+            allocated: Vec::new(),
+            freed: Vec::new(),
+            freed_again: Vec::new(),
+        };
+        faults.faults.lock().push(fault);
+        assert!(faults.to_json().is_some_and(|text| text.contains("overflow")));
+        let _a_thread_that_crashed_holds_it = faults.faults.lock();
+        assert_eq!(faults.to_json(), None);
+        assert!(!faults.answers(Duration::ZERO));
+    }
+}

@@ -8,6 +8,7 @@ use crate::attach::guard::checks::Looked;
 use crate::attach::guard::{Block, Faults, POISON};
 use crate::attach::say;
 use crate::attach::served::patience;
+use parking_lot::MutexGuard;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -75,7 +76,7 @@ impl DeviceGuard {
     ) -> u64 {
         let mut unseen = 0;
         while !blocks.is_empty() && !self.is_over() && Instant::now() < until {
-            let Some(mut inner) = self.inner.try_lock_for(patience()) else { break };
+            let Some(mut inner) = self.in_time(served) else { break };
             self.poll(&mut inner, served);
             // What waits behind its stream is put to the end, where it holds nobody up.
             let rest = blocks.split_off(blocks.len().saturating_sub(ROUND));
@@ -103,10 +104,16 @@ impl DeviceGuard {
         unseen + blocks.len() as u64
     }
 
+    /// The lock, if it and the device's books are to be had: somebody may hold them who waits for a stuck stream.
+    fn in_time(&self, served: &Driven) -> Option<MutexGuard<'_, Inner>> {
+        let inner = self.inner.try_lock_for(patience())?;
+        served.books().map(|_| inner)
+    }
+
     /// Polls until nothing `waits`, or the time is over.
     fn settle(&self, served: &Driven, faults: &Faults, until: Instant, waits: impl Fn(&Inner) -> bool) {
         loop {
-            let Some(mut inner) = self.inner.try_lock_for(patience()) else { return };
+            let Some(mut inner) = self.in_time(served) else { return };
             inner.urgent = true;
             self.poll(&mut inner, served);
             // A capture that never ended (an exception in it) will not end now.
