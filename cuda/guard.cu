@@ -1,7 +1,7 @@
 /* The device kernels of guard mode: patterns are written around blocks and into freed ones, and looked at.
  *
  * The source of guard.ptx, which is what the library ships (`scripts/guard_ptx.py` makes it): the driver compiles
- * that for whatever GPU it finds. The stand-in for libcuda (tests/fake_cuda/guard_kernels.h) includes this same
+ * that for whatever GPU it finds. The stand-in for libcuda (tests/fake_cuda/kernels.h) includes this same
  * text as C, so that the tests run these very loops; hence no shared memory and no synchronisation, and the types
  * and macros at the top. Each thread sums up what it finds and tells it once, by atomics, which cost nothing
  * where nothing is wrong. Must not know: blocks, streams, the heap. */

@@ -11,6 +11,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 from runner import COMMAND, ROOT
@@ -136,6 +137,51 @@ def test_what_is_held_back_is_given_up_before_a_request_is_refused(tmp_path, ben
 def test_a_clean_program_has_no_faults(tmp_path, bench, kind):
     done, faults = guarded(tmp_path, bench, kind)
     assert faults == [] and "guard mode" not in done.stderr
+
+
+def test_a_stream_that_does_not_get_on_holds_up_no_launch(tmp_path, bench):
+    done, faults = guarded(tmp_path, bench, "full")
+    assert [key(fault) for fault in faults] == [("overflow", 1000, 1000, 3)], (
+        "looked at once the stream got on"
+    )
+    assert "blocks had no patterns, being allocated while much waited on the stream" in done.stderr
+
+
+def test_the_end_waits_for_no_stream_that_is_stuck(tmp_path, bench):
+    began = time.monotonic()
+    done, faults = guarded(tmp_path, bench, "stuck")
+    assert 5 < time.monotonic() - began < 30
+    assert [key(fault) for fault in faults] == [("overflow", 700, 700, 1)], "the other stream is looked at"
+    assert "not done in time" in done.stderr
+    assert "; guard mode found 1 memory fault (above); report: " in done.stderr.splitlines()[-1]
+    (path,) = (tmp_path / "strandline-out").rglob("report.json")
+    assert path.stat().st_mtime < path.with_name("guard.json").stat().st_mtime - 5, "the report comes first"
+
+
+@pytest.mark.parametrize("kind", ["destroyed", "early exit", "finishing"])
+def test_what_others_do_meanwhile_is_respected(tmp_path, bench, kind):
+    settings = {"early exit": {"FAKE_CUDA_MEMORY": str(256 << 20)}, "finishing": {"FAKE_CUDA_QUEUE": "20000"}}
+    done, faults = guarded(tmp_path, bench, kind, **settings.get(kind, {}))
+    assert faults == [] and "handed out in use" not in done.stdout
+    assert "guard mode ends" not in done.stderr
+
+
+def test_blocks_that_wait_for_a_stream_count_as_held_back(tmp_path, bench):
+    done, faults = guarded(tmp_path, bench, "waiting", FAKE_CUDA_MEMORY=str(512 << 20))
+    assert faults == []
+    assert "not looked at for want of memory" in done.stderr, done.stdout
+
+
+def test_each_thread_s_own_stream_is_left_alone(tmp_path, bench):
+    done, faults = guarded(tmp_path, bench, "per thread")
+    assert faults == [] and "launches: 0" in done.stdout
+    assert "1 block of per-thread default streams had no patterns" in done.stderr
+
+
+def test_a_stream_that_is_gone_does_not_end_the_guarding(tmp_path, bench):
+    done, faults = guarded(tmp_path, bench, "gone")
+    assert [key(fault) for fault in faults] == [("overflow", 1000, 1000, 3)]
+    assert "guard mode ends" not in done.stderr and "the stream being gone" in done.stderr
 
 
 def test_blocks_that_are_too_large_to_hold_back_are_counted(tmp_path, bench):

@@ -5,6 +5,7 @@
 //! | `guard.rs` | what was found: said once, and written to guard.json |
 //! | `guard/host.rs` | host memory, looked at by this process |
 //! | `guard/device.rs` | one GPU's memory, looked at by kernels in the order of its streams |
+//! | `guard/device/last.rs` | what it looks at when the run is over |
 //! | `guard/checks.rs` | launches whose findings are not in yet |
 //! | `guard/skipped.rs` | how many blocks a GPU's guard did not look at |
 //! | `guard/gpus.rs` | the GPUs that are guarded, and what torch or C asks of them |
@@ -23,6 +24,7 @@ pub mod host;
 mod skipped;
 
 use super::process::Stacks;
+use super::served::patience;
 use super::{outcome, say};
 use crate::driver::Address;
 use crate::ledger::{Frame, Symbols};
@@ -122,9 +124,9 @@ impl Faults {
         self.said.lock().len() as u64
     }
 
-    /// The faults as JSON, if there were any.
+    /// The faults as JSON, if there were any and they are to be had in time.
     pub fn to_json(&self) -> Option<String> {
-        let faults = self.faults.lock();
+        let faults = self.faults.try_lock_for(patience())?;
         if faults.is_empty() { None } else { serde_json::to_string_pretty(&*faults).ok() }
     }
 }
@@ -159,5 +161,30 @@ impl Fault {
             }
         }
         text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_that_are_not_to_be_had_are_left_out() {
+        let faults = Faults::default();
+        let fault = Fault {
+            what: Wrong::Overflow,
+            device: 0,
+            size: 1,
+            first: 1,
+            changed: 1,
+            allocated: Vec::new(),
+            freed: Vec::new(),
+            freed_again: Vec::new(),
+        };
+        faults.faults.lock().push(fault);
+        assert!(faults.to_json().is_some_and(|text| text.contains("overflow")));
+        let _a_thread_that_crashed_holds_it = faults.faults.lock();
+        assert_eq!(faults.to_json(), None);
+        assert!(!faults.answers(Duration::ZERO));
     }
 }

@@ -222,20 +222,32 @@ impl State {
         if let (Some(guard), Some(host)) = (&self.guard, &self.host) {
             guard.look_at_all(host);
         }
-        if let Some(gpus) = self.gpus {
-            gpus.finish_guards(self.options.quiet);
-        }
+        let finish_guards = || {
+            if let Some(gpus) = self.gpus {
+                gpus.finish_guards(self.options.quiet);
+            }
+        };
         let steps = self.judge.lock().steps();
         let did_little = self.did_little(steps);
         if !self.outcome.main && did_little {
+            finish_guards();
             return true;
         }
         let (out, folder) = (&self.outcome.out, &self.outcome.folder);
         if did_little && siblings::have_reported(out, Some(folder)).unwrap_or(false) {
             // A launcher, whose ranks have told what there is to tell.
+            finish_guards();
             return true;
         }
         let (report, written) = self.write(Reason::Exit, None);
+        // Behind the report: this waits for the GPUs, and whoever has no patience may end the process meanwhile.
+        finish_guards();
+        if written {
+            let _one_at_a_time = self.outcome.writing.lock();
+            if let Err(error) = self.write_faults(folder) {
+                say_once(&self.outcome.cannot, format_args!("{error}"));
+            }
+        }
         if !self.outcome.main && steps == 0 {
             return written;
         }
@@ -392,14 +404,18 @@ impl State {
                 report::write::file(folder, "report.html", report::html::page(report).as_bytes())
                     .map(|_| path)
             })
-            .and_then(|path| match self.faults().and_then(super::guard::Faults::to_json) {
-                Some(faults) => report::write::file(folder, "guard.json", faults.as_bytes()).map(|_| path),
-                None => Ok(path),
-            })
+            .and_then(|path| self.write_faults(folder).map(|()| path))
+    }
+
+    fn write_faults(&self, folder: &Path) -> Result<(), report::write::NotWritten> {
+        match self.faults().and_then(super::guard::Faults::to_json) {
+            Some(faults) => report::write::file(folder, "guard.json", faults.as_bytes()).map(drop),
+            None => Ok(()),
+        }
     }
 
     /// What guard mode has found, where it is on.
-    fn faults(&self) -> Option<&super::guard::Faults> {
+    pub(super) fn faults(&self) -> Option<&super::guard::Faults> {
         let host = self.guard.as_ref().map(|guard| &guard.faults);
         host.or_else(|| Some(&self.gpus?.guards.as_ref()?.faults))
     }

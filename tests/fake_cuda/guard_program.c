@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "strandline.h"
 
@@ -54,6 +55,21 @@ static void *worker(void *number) {
         if (i % 90 == 0) strandline_trim(0);
     }
     for (int i = 0; i < 16; i++) if (kept[i]) drop(kept[i]);
+    return NULL;
+}
+
+/* From the first last look on, while its stream is busy: gives all that is held back to others, who write there. */
+static volatile int over;
+static void *goes_on(void *unused) {
+    (void)unused;
+    while (!over && calls("strandline_guard_check") == 0) usleep(100);
+    for (int i = 0; !over; i++) {
+        if (i == 50) complete(ONE);
+        char *c = make_on(3 << 20, TWO);
+        if (c) memset(c, 5, 3 << 20), drop(c);
+        churn(20, 5000);
+        strandline_trim(0);
+    }
     return NULL;
 }
 
@@ -144,6 +160,75 @@ int main(int argc, char **argv) {
         pthread_t threads[4];
         for (long i = 0; i < 4; i++) pthread_create(&threads[i], NULL, worker, (void *)i);
         for (int i = 0; i < 4; i++) pthread_join(threads[i], NULL);
+    } else if (is(kind, "full") || is(kind, "stuck")) {
+        /* The stream does not get on: nothing may be launched that the driver would hold up. */
+        static char *kept[1200];
+        for (int i = 0; i < 1200; i++) kept[i] = make(100 + i % 3);
+        if (is(kind, "full")) {
+            queue(ONE);
+            churn(1200, 100);
+            complete(ONE);
+            memset(a + 1000, 0, 3);
+            drop(a);
+            churn(100, 100);
+            for (int i = 0; i < 1200; i++) drop(kept[i]);
+        } else {
+            char *c = make_on(700, TWO);
+            c[700] = 0;
+            queue(ONE);
+            strandline_finish();
+        }
+    } else if (is(kind, "destroyed")) {
+        /* Once another stream is done with a block it may go, whatever becomes of the block. */
+        strandline_record_stream(a, TWO);
+        drop(a);
+        churn(100, 100);
+        ASK(int, cuStreamDestroy_v2, void *)(TWO);
+        strandline_trim(0);
+        churn(100, 1000);
+    } else if (is(kind, "early exit")) {
+        /* As the guard gives a block up that another stream still uses, the heap waits for that. */
+        strandline_record_stream(b, TWO);
+        queue(TWO);
+        drop(b);
+        char *c[40];
+        for (int i = 0; i < 40; i++) c[i] = make_on((size_t)6 << 20, (void *)0x3000);
+        for (int i = 0; i < 40; i++) if (c[i] && c[i] < b + 5000001 && c[i] + (6 << 20) > b) printf("handed out in use\n");
+        complete(TWO);
+    } else if (is(kind, "waiting")) {
+        /* What waits for another stream counts as held back. */
+        strandline_counters counters;
+        queue(TWO);
+        for (int i = 0; i < 200; i++) {
+            char *c = make(1 << 20);
+            if (!c) continue;
+            strandline_record_stream(c, TWO);
+            drop(c);
+        }
+        strandline_get_counters(0, &counters, sizeof counters);
+        printf("reserved MiB: %d, used: %d\n", (int)(counters.reserved_bytes >> 20), counters.live_blocks == 2);
+        complete(TWO);
+    } else if (is(kind, "per thread")) {
+        char *c = make_on(1000, (void *)2);
+        int before = calls("cuLaunchKernel");
+        memset(c, 1, 1000);
+        drop(c);
+        printf("launches: %d\n", calls("cuLaunchKernel") - before);
+    } else if (is(kind, "gone")) {
+        char *c = make_on(1000, TWO);
+        ASK(void, fake_cuda_fault, const char *, int, int)("cuLaunchKernel", 1, 400);
+        drop(c);
+        memset(a + 1000, 0, 3);
+        drop(a);
+    } else if (is(kind, "finishing")) {
+        /* While the end of the run looks at what is held back, others take and give back. */
+        pthread_t thread;
+        for (int i = 0; i < 9000; i++) drop(make(1000 + i % 5 * 1000));
+        pthread_create(&thread, NULL, goes_on, NULL);
+        queue(ONE);
+        strandline_finish();
+        over = 1;
+        pthread_join(thread, NULL);
     } else if (is(kind, "clean")) {
         for (int i = 0; i < 300; i++) {
             char *c = make_on((size_t)1 << (i % 20), i % 3 ? ONE : TWO);

@@ -41,6 +41,10 @@ CUresult cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsi
         FAIL(misuse("cuLaunchKernel"));
     if (stream_of(name)->capturing || (name == NULL && captures)) FAIL(misuse("a launch that would be captured"));
     if ((result = enter(*kernel, 1, 0))) goto out;
+    struct stream *stream = live_stream(name);
+    if (!stream) FAIL(INVALID_HANDLE);
+    stream->launches = stream->done < stream->queued ? stream->launches + 1 : 0;
+    if (stream->launches == setting("FAKE_CUDA_QUEUE", 1000)) misuse("a launch that would wait for room in the stream's queue");
     if (!backed()) goto out;
 #define WORD(n) (*(u64 *)arguments[n])
 #define PLACE(type, n) ((type *)(uintptr_t)WORD(n))

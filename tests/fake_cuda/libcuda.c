@@ -9,6 +9,7 @@
  * "function:k:code" (the k-th call, from 1, fails; k 0: every call), FAKE_CUDA_NO_VMM (attribute says no),
  * FAKE_CUDA_NO_FD (handles that can be exported are refused), FAKE_CUDA_NO_PEERS, FAKE_CUDA_BACKED (there is memory
  * behind the addresses; see memory.h).
+ * A launch on a busy stream behind FAKE_CUDA_QUEUE (1,000) others, where the driver would wait, is a misuse.
  * Compile with -DOLD_DRIVER for a driver that lacks the virtual-memory symbols. */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -44,7 +45,7 @@ struct event { CUcontext context; int live, recorded, all; CUstream stream; uint
 struct range { CUdeviceptr at; size_t size; int live; };
 struct handle { size_t size, place; int device, live, mapped, exportable, imported; };
 struct mapping { CUdeviceptr at; size_t size; uint64_t handle; int live; uint32_t access; };
-struct stream { CUstream name; uint64_t queued, done; int capturing; };
+struct stream { CUstream name; uint64_t queued, done; int capturing, launches, destroyed; };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct context contexts[DEVICES];
@@ -121,6 +122,13 @@ static struct stream *stream_of(CUstream name) {
     return &streams[n_streams++];
 }
 
+/* The same, for a call that needs the stream to be there still. */
+static struct stream *live_stream(CUstream name) {
+    struct stream *stream = stream_of(name);
+    if (stream->destroyed) misuse("a destroyed stream");
+    return stream->destroyed ? NULL : stream;
+}
+
 #include "memory.h"
 
 /* What tests ask and tell. */
@@ -136,6 +144,7 @@ void fake_cuda_fault(const char *name, int k, int code) {
 void fake_cuda_queue(CUstream name) { pthread_mutex_lock(&lock); stream_of(name)->queued++; pthread_mutex_unlock(&lock); }
 void fake_cuda_complete(CUstream name) { pthread_mutex_lock(&lock); struct stream *s = stream_of(name); s->done = s->queued; pthread_mutex_unlock(&lock); }
 void fake_cuda_capture(CUstream name, int on) { pthread_mutex_lock(&lock); struct stream *s = stream_of(name); captures += on - s->capturing; s->capturing = on; pthread_mutex_unlock(&lock); }
+CUresult cuStreamDestroy_v2(CUstream name) { pthread_mutex_lock(&lock); stream_of(name)->destroyed = 1; pthread_mutex_unlock(&lock); return 0; }
 void fake_cuda_shut_down(void) { gone = 1; }
 int fake_cuda_context_depth(void) { return depth; }
 unsigned fake_cuda_capture_mode(void) { return capture_mode; }
@@ -298,7 +307,8 @@ CUresult cuEventDestroy_v2(CUevent event) {
 CUresult cuEventRecord(CUevent event, CUstream name) {
     BEGIN("cuEventRecord", 1, 0)
     if (!event->live || event->context != current()) FAIL(misuse("an event recorded in another context"));
-    struct stream *stream = stream_of(name);
+    struct stream *stream = live_stream(name);
+    if (!stream) FAIL(INVALID_HANDLE);
     event->recorded = 1;
     event->all = 0;
     event->stream = name;
@@ -349,7 +359,9 @@ CUresult cuStreamSynchronize(CUstream name) {
 }
 CUresult cuStreamIsCapturing(CUstream name, unsigned *status) {
     BEGIN("cuStreamIsCapturing", 1, 0)
-    *status = (unsigned)stream_of(name)->capturing;
+    struct stream *stream = live_stream(name);
+    if (!stream) FAIL(INVALID_HANDLE);
+    *status = (unsigned)stream->capturing;
     END
 }
 CUresult cuThreadExchangeStreamCaptureMode(unsigned *mode) {

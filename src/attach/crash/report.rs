@@ -123,6 +123,9 @@ impl State {
         {
             guard.look_at_all(host);
         }
+        if let Some(faults) = self.faults() {
+            without(faults.answers(PATIENCE), "guard.json");
+        }
         let mut parts = self.parts(&|device| judge.wanted(device), clock);
         for device in self.devices() {
             let had = parts.iter().any(|part| part.view.device.device == i64::from(device));

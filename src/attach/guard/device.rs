@@ -11,11 +11,16 @@
 //!
 //! Nothing is launched on a stream that captures, nor while a pool is recorded to: blocks that are handed out then have
 //! no patterns (a graph would repeat the launch at each replay), and blocks that are freed then are looked at later.
-//! Invariants: nothing waits for the device, except the end of the run, and that not for long; memory held back is
-//! bounded and given up before a request is refused; a launch that fails ends the guarding, not the job. Locks: a
-//! guard's own comes before its device's.
+//! Nothing is launched for each thread's own default stream either, whose handle means another one elsewhere.
+//! Invariants: nothing waits for the device, except the end of the run, and that not for long, and a program's own
+//! `cudaMalloc` ([`DeviceGuard::settle_legacy`]); so few launches are in flight on a stream that the guard's alone never
+//! fill the driver's queue, where the next one would be held up with the lock; freed memory that waits or is held back
+//! is bounded and given up before a request is refused; a launch that fails ends the guarding, not the job, and if only
+//! the stream is gone, that of its blocks. Locks: a guard's own comes before its device's.
 
-use super::checks::{Check, Checks, Looked};
+mod last;
+
+use super::checks::{Check, Checks, Looked, is_handle_gone};
 use super::skipped::Skipped;
 use super::{Block, Changed, Faults, PATTERN, POISON, Wrong};
 use crate::attach::served::{Served, patience};
@@ -28,7 +33,6 @@ use crate::stacks::StackId;
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
 /// Bytes of pattern before and behind each block: a warp's stores of 16 bytes to the wrong side of a border.
 /// A multiple of every alignment that the heap gives.
@@ -44,8 +48,8 @@ const SLOTS: u32 = 1 << 14;
 const POLL: u32 = 16;
 /// Blocks that wait for other streams and are asked after in one look.
 const LOOKS: usize = 32;
-/// How long the end of the run waits for the last findings.
-const LAST_LOOK: Duration = Duration::from_secs(10);
+/// `CU_STREAM_PER_THREAD`.
+const PER_THREAD: Stream = Stream(2);
 
 type Driven = Served<CudaDriver>;
 
@@ -54,8 +58,9 @@ struct Live {
     size: u64,
     stream: Stream,
     born: u32,
-    /// Other streams that use it.
+    /// Other streams that use it. The heap learns of them only if it gets the block before they are done.
     uses: Vec<Stream>,
+    number: u64,
 }
 
 /// A freed block.
@@ -63,6 +68,8 @@ struct Live {
 struct Held {
     block: Block,
     stream: Stream,
+    /// Each handed out block's own; of blocks that are held back, in the order in which they came.
+    number: u64,
 }
 
 /// A freed block that nobody has looked at yet.
@@ -70,7 +77,7 @@ struct Waiting {
     held: Held,
     /// Streams whose event is still to be recorded, and events that are not known to be done.
     uses: Vec<Stream>,
-    events: Vec<Event>,
+    events: Vec<(Stream, Event)>,
 }
 
 struct Inner {
@@ -79,12 +86,16 @@ struct Inner {
     held: VecDeque<Held>,
     held_bytes: u64,
     waiting: VecDeque<Waiting>,
+    waiting_bytes: u64,
+    numbers: u64,
     checks: Checks,
     /// What is to be said once the lock is given up.
     found: Vec<(Wrong, Block, Changed)>,
     until_poll: u32,
     /// Something was found: findings are asked for at each call until they are in.
     urgent: bool,
+    /// The run is over: no stream waits for its batch to fill.
+    last: bool,
     skipped: Skipped,
 }
 
@@ -119,10 +130,13 @@ impl DeviceGuard {
             held: VecDeque::new(),
             held_bytes: 0,
             waiting: VecDeque::new(),
+            waiting_bytes: 0,
+            numbers: 0,
             checks: Checks::new(kernels.slots()),
             found: Vec::new(),
             until_poll: POLL,
             urgent: false,
+            last: false,
             skipped: Skipped::default(),
         };
         let budget = (total / HELD_PART).min(HELD_BYTES);
@@ -136,7 +150,19 @@ impl DeviceGuard {
 
     /// Whether nothing may be launched on the stream just now.
     fn is_closed(&self, served: &Driven, stream: Stream) -> bool {
-        served.lock().heap.is_recording() || self.driver.is_capturing(stream).unwrap_or(true)
+        stream == PER_THREAD
+            || served.lock().heap.is_recording()
+            || self.driver.is_capturing(stream).unwrap_or(true)
+    }
+
+    /// Whether a launch is sure not to be held up by those of ours before it.
+    fn has_room(&self, inner: &mut Inner, stream: Stream) -> bool {
+        if !inner.checks.has_room(stream)
+            && let Err(error) = self.read(inner)
+        {
+            self.end(&error);
+        }
+        inner.checks.has_room(stream)
     }
 
     /// Hands out a block with patterns around it.
@@ -157,24 +183,35 @@ impl DeviceGuard {
             return served.malloc(size, stream, stack, clock);
         }
         let closed = self.is_closed(served, stream);
-        let around = if closed { (0, 0) } else { (FRONT, REAR) };
+        let full = !closed && !self.has_room(&mut self.inner.lock(), stream);
+        let around = if closed || full { (0, 0) } else { (FRONT, REAR) };
         let base = match served.malloc_within(size, around, stream, stack, clock) {
             Err(HeapError::OutOfMemory { .. }) if self.make_room(served) => {
                 served.malloc_within(size, around, stream, stack, clock)
             }
             done => done,
         }?;
-        if closed {
-            self.inner.lock().skipped.captured += 1;
+        if closed || full {
+            let skipped = &mut self.inner.lock().skipped;
+            let why = match closed {
+                false => &mut skipped.full,
+                true if stream == PER_THREAD => &mut skipped.per_thread,
+                true => &mut skipped.captured,
+            };
+            *why += 1;
             return Ok(base);
         }
         let block = Block { at: base + FRONT, size, born: stack.0, freed: 0 };
         // Before the block can be freed by anybody: until this returns nobody else knows it.
-        if let Err(error) = self.kernels.arm(stream, &edges(&block)) {
-            self.end(&error);
+        let armed = self.kernels.arm(stream, &edges(&block));
+        let mut inner = self.inner.lock();
+        let armed = armed.and_then(|()| inner.checks.launched(&self.driver, stream, None));
+        if let Err(error) = armed {
+            self.failed(&mut inner, stream, &error);
         }
-        let live = Live { size, stream, born: stack.0, uses: Vec::new() };
-        self.inner.lock().live.insert(block.at, live);
+        inner.numbers += 1;
+        let live = Live { size, stream, born: stack.0, uses: Vec::new(), number: inner.numbers };
+        inner.live.insert(block.at, live);
         Ok(block.at)
     }
 
@@ -201,13 +238,16 @@ impl DeviceGuard {
             return Some(Ok(()));
         };
         let block = Block { at, size: live.size, born: live.born, freed: freed.0 };
-        let held = Held { block, stream: live.stream };
+        let held = Held { block, stream: live.stream, number: live.number };
         if let Err(error) = served.retire(base_of(at), at, live.size, live.stream, clock) {
             return Some(Err(error));
         }
         let done = if self.is_over() {
-            free_block(served, &held)
-        } else if !live.uses.is_empty() || self.is_closed(served, live.stream) {
+            hand_over(served, &held, &live.uses)
+        } else if !live.uses.is_empty()
+            || self.is_closed(served, live.stream)
+            || !self.has_room(&mut inner, live.stream)
+        {
             self.wait_for(&mut inner, served, held, live.uses);
             Ok(())
         } else {
@@ -219,16 +259,13 @@ impl DeviceGuard {
     }
 
     /// Notes that another stream uses the block; `false` if it has no patterns around it.
-    ///
-    /// # Errors
-    /// The heap's.
-    pub fn record_stream(&self, served: &Driven, at: Address, stream: Stream) -> Result<bool, HeapError> {
+    pub fn record_stream(&self, at: Address, stream: Stream) -> bool {
         let mut inner = self.inner.lock();
-        let Some(live) = inner.live.get_mut(&at) else { return Ok(false) };
+        let Some(live) = inner.live.get_mut(&at) else { return false };
         if stream != live.stream && !live.uses.contains(&stream) {
             live.uses.push(stream);
         }
-        served.lock().heap.record_stream(base_of(at), stream).map(|()| true)
+        true
     }
 
     /// The size that was requested of the block at `at`, if it has patterns around it.
@@ -243,11 +280,6 @@ impl DeviceGuard {
         }
     }
 
-    /// Whether nobody holds the lock for longer than `patience`.
-    pub fn answers(&self, patience: Duration) -> bool {
-        self.inner.try_lock_for(patience).is_some()
-    }
-
     /// A freed block has to wait for other streams, or for the end of a capture.
     fn wait_for(&self, inner: &mut Inner, served: &Driven, held: Held, uses: Vec<Stream>) {
         let mut waiting = Waiting { held, uses, events: Vec::new() };
@@ -257,11 +289,13 @@ impl DeviceGuard {
         {
             self.end(&error);
         }
+        inner.waiting_bytes += held.block.size;
         inner.waiting.push_back(waiting);
+        self.shrink(inner, served);
     }
 
     /// Looks at a freed block's patterns, poisons it and holds it back.
-    fn retire(&self, inner: &mut Inner, served: &Driven, held: Held) -> Result<(), HeapError> {
+    fn retire(&self, inner: &mut Inner, served: &Driven, mut held: Held) -> Result<(), HeapError> {
         // A block that would push out all others is not worth holding back.
         let keep = held.block.size <= self.budget / 2;
         let poisoned = if keep { held.block.size } else { 0 };
@@ -274,19 +308,54 @@ impl DeviceGuard {
         if !keep || !looked {
             return free_block(served, &held);
         }
+        inner.numbers += 1;
+        held.number = inner.numbers;
         inner.held_bytes += held.block.size;
         inner.held.push_back(held);
-        while inner.held_bytes > self.budget || inner.held.len() > HELD_BLOCKS {
-            let Some(oldest) = inner.held.front().copied() else { break };
-            if self.is_closed(served, oldest.stream) {
-                break;
-            }
-            inner.held.pop_front();
-            inner.held_bytes -= oldest.block.size;
-            self.look_at_poison(inner, oldest);
-            free_block(served, &oldest)?;
-        }
+        self.shrink(inner, served);
         Ok(())
+    }
+
+    /// Gives the heap the oldest blocks while there are too many.
+    fn shrink(&self, inner: &mut Inner, served: &Driven) {
+        while inner.held_bytes + inner.waiting_bytes > self.budget
+            || inner.held.len() + inner.waiting.len() > HELD_BLOCKS
+        {
+            if let Some(oldest) = inner.held.pop_front() {
+                inner.held_bytes -= oldest.block.size;
+                self.let_one_go(inner, served, oldest);
+            } else if let Some(oldest) = inner.waiting.pop_front() {
+                self.give_up_waiting(inner, served, oldest);
+            } else {
+                return;
+            }
+        }
+    }
+
+    /// Looks at a block that was held back, if that can be done now, and gives it to the heap.
+    fn let_one_go(&self, inner: &mut Inner, served: &Driven, held: Held) {
+        if !self.is_over() {
+            if self.is_closed(served, held.stream) {
+                inner.skipped.late += 1;
+            } else {
+                self.look_at_poison(inner, held);
+            }
+        }
+        let _stays_where_it_is = free_block(served, &held);
+    }
+
+    /// Gives the heap a block that is still waited for; of those streams the heap is told.
+    fn give_up_waiting(&self, inner: &mut Inner, served: &Driven, waiting: Waiting) {
+        inner.skipped.busy += 1;
+        inner.waiting_bytes -= waiting.held.block.size;
+        let mut uses = waiting.uses;
+        for (stream, event) in waiting.events {
+            if !self.driver.query_event(event).unwrap_or(false) {
+                uses.push(stream);
+            }
+            self.release(event);
+        }
+        let _stays_where_it_is = hand_over(served, &waiting.held, &uses);
     }
 
     fn look_at_poison(&self, inner: &mut Inner, held: Held) -> bool {
@@ -306,19 +375,20 @@ impl DeviceGuard {
         if self.is_over() {
             return false;
         }
-        let Some(slot) = inner.checks.borrow() else {
+        let room = self.has_room(inner, held.stream);
+        let Some(slot) = room.then(|| inner.checks.borrow()).flatten() else {
             inner.skipped.busy += 1;
             inner.urgent = true;
             return false;
         };
         if let Err(error) = run(slot) {
             inner.checks.give_back(slot);
-            self.end(&error);
+            self.failed(inner, held.stream, &error);
             return false;
         }
         let check = Check { slot, looked, block: held.block };
-        if let Err(error) = inner.checks.launched(&self.driver, held.stream, check) {
-            self.end(&error);
+        if let Err(error) = inner.checks.launched(&self.driver, held.stream, Some(check)) {
+            self.failed(inner, held.stream, &error);
         }
         true
     }
@@ -341,20 +411,14 @@ impl DeviceGuard {
     fn give_up_held(&self, inner: &mut Inner, served: &Driven) {
         inner.held_bytes = 0;
         for held in std::mem::take(&mut inner.held) {
-            if !self.is_over() && !self.is_closed(served, held.stream) {
-                self.look_at_poison(inner, held);
-            }
-            let _stays_where_it_is = free_block(served, &held);
+            self.let_one_go(inner, served, held);
         }
     }
 
     fn give_up(&self, inner: &mut Inner, served: &Driven) {
         self.give_up_held(inner, served);
-        // Of these the heap knows, too, who uses them.
         for waiting in std::mem::take(&mut inner.waiting) {
-            inner.skipped.busy += 1;
-            waiting.events.into_iter().for_each(|event| self.release(event));
-            let _stays_where_it_is = free_block(served, &waiting.held);
+            self.give_up_waiting(inner, served, waiting);
         }
     }
 
@@ -402,9 +466,15 @@ impl DeviceGuard {
     }
 
     fn collect(&self, inner: &mut Inner, served: &Driven, seal: bool) -> Result<(), DriverError> {
-        if seal || inner.urgent && !inner.checks.waits() {
-            inner.checks.seal(&self.driver, |stream| self.is_closed(served, stream))?;
+        let all = seal || inner.urgent && !inner.checks.waits();
+        if all || inner.last {
+            inner.checks.seal(&self.driver, all, |stream| self.is_closed(served, stream))?;
         }
+        self.read(inner)
+    }
+
+    /// Reads what is found by launches that are done.
+    fn read(&self, inner: &mut Inner) -> Result<(), DriverError> {
         for check in inner.checks.done(&self.driver)? {
             let findings = self.kernels.findings(check.slot);
             inner.checks.give_back(check.slot);
@@ -417,8 +487,10 @@ impl DeviceGuard {
     fn look_at_waiting(&self, inner: &mut Inner, served: &Driven) {
         for _ in 0..LOOKS.min(inner.waiting.len()) {
             let Some(mut waiting) = inner.waiting.pop_front() else { return };
+            let stream = waiting.held.stream;
             match self.is_ready(&mut waiting) {
-                Ok(true) if !self.is_closed(served, waiting.held.stream) => {
+                Ok(true) if !self.is_closed(served, stream) && self.has_room(inner, stream) => {
+                    inner.waiting_bytes -= waiting.held.block.size;
                     let _stays_where_it_is = self.retire(inner, served, waiting.held);
                 }
                 Ok(_) => inner.waiting.push_back(waiting),
@@ -433,13 +505,20 @@ impl DeviceGuard {
     /// Whether every other stream is done with the block.
     fn is_ready(&self, waiting: &mut Waiting) -> Result<bool, DriverError> {
         while let Some(&stream) = waiting.uses.last() {
-            if self.driver.is_capturing(stream)? {
-                return Ok(false);
+            let event = self.driver.is_capturing(stream).and_then(|captures| match captures {
+                true => Ok(None),
+                false => self.driver.record_event(stream).map(Some),
+            });
+            match event {
+                Ok(None) => return Ok(false),
+                Ok(Some(event)) => waiting.events.push((stream, event)),
+                // Who ends a stream is done with it.
+                Err(error) if is_handle_gone(&error) => {}
+                Err(error) => return Err(error),
             }
-            waiting.events.push(self.driver.record_event(stream)?);
             waiting.uses.pop();
         }
-        while let Some(&event) = waiting.events.last() {
+        while let Some(&(_, event)) = waiting.events.last() {
             if !self.driver.query_event(event)? {
                 return Ok(false);
             }
@@ -453,72 +532,14 @@ impl DeviceGuard {
         let _leaked_on_error = self.driver.release_event(event);
     }
 
-    /// The end of the run: looks at everything that is held back and at every block that is live, and waits a while
-    /// for what is found.
-    pub fn finish(&self, served: &Driven, faults: &Faults, quiet: bool) {
-        let until = Instant::now() + LAST_LOOK;
-        let waits = |inner: &Inner| !inner.waiting.is_empty();
-        self.settle(served, faults, until, waits);
-        let held: Vec<Held> = self.inner.lock().held.iter().copied().collect();
-        self.look_at_last(served, faults, until, &held, |inner, held| self.look_at_poison(inner, held));
-        let live: Vec<Held> = {
-            let inner = self.inner.lock();
-            let block = |(at, live): (&Address, &Live)| Held {
-                block: Block { at: *at, size: live.size, born: live.born, freed: 0 },
-                stream: live.stream,
-            };
-            inner.live.iter().map(block).collect()
-        };
-        self.look_at_last(served, faults, until, &live, |inner, held| {
-            // Somebody may have freed it since.
-            !inner.live.contains_key(&held.block.at)
-                || self.launch(inner, held, Looked::Edges, |slot| {
-                    self.kernels.retire(held.stream, &edges(&held.block), 0, POISON, slot)
-                })
-        });
-        self.over.store(true, Ordering::Relaxed);
-        let text = self.inner.lock().skipped.text(self.budget / 2);
-        if let (Some(text), false) = (text, quiet) {
-            say(format_args!("guard mode, GPU {}: {text}", self.device));
-        }
-    }
-
-    fn look_at_last(
-        &self,
-        served: &Driven,
-        faults: &Faults,
-        until: Instant,
-        blocks: &[Held],
-        look: impl Fn(&mut Inner, Held) -> bool,
-    ) {
-        for some in blocks.chunks(SLOTS as usize / 4) {
-            let mut inner = self.inner.lock();
-            for &held in some {
-                if self.is_over() || Instant::now() > until {
-                    return;
-                }
-                if !self.is_closed(served, held.stream) {
-                    look(&mut inner, held);
-                }
-            }
-            drop(inner);
-            self.settle(served, faults, until, |inner| inner.checks.waits());
-        }
-    }
-
-    /// Polls until nothing `waits`, or the time is over.
-    fn settle(&self, served: &Driven, faults: &Faults, until: Instant, waits: impl Fn(&Inner) -> bool) {
-        loop {
-            let mut inner = self.inner.lock();
-            inner.urgent = true;
-            self.poll(&mut inner, served);
-            // A capture that never ended (an exception in it) will not end now.
-            let again = waits(&inner) && !self.is_over() && !served.lock().heap.is_recording();
-            self.tell(inner, faults);
-            if !again || Instant::now() > until {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(1));
+    /// A launch failed on a stream: if that is gone, only its blocks are not looked at.
+    #[cold]
+    fn failed(&self, inner: &mut Inner, stream: Stream, error: &DriverError) {
+        if is_handle_gone(error) {
+            inner.checks.forget(stream);
+            inner.skipped.late += 1;
+        } else {
+            self.end(error);
         }
     }
 
@@ -538,6 +559,15 @@ impl DeviceGuard {
 
 fn free_block(served: &Driven, held: &Held) -> Result<(), HeapError> {
     served.lock().heap.free(base_of(held.block.at)).map(drop)
+}
+
+/// Gives the heap a block that other streams still use.
+fn hand_over(served: &Driven, held: &Held, uses: &[Stream]) -> Result<(), HeapError> {
+    let mut books = served.lock();
+    for &stream in uses {
+        books.heap.record_stream(base_of(held.block.at), stream)?;
+    }
+    books.heap.free(base_of(held.block.at)).map(drop)
 }
 
 impl Inner {

@@ -15,7 +15,10 @@ use crate::heap::HeapError;
 use crate::ledger::LiveBlock;
 use crate::stacks::StackId;
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// How long the end of the run waits for the last findings, of all GPUs together.
+const LAST_LOOK: Duration = Duration::from_secs(10);
 
 /// The guards of a process's GPUs.
 pub struct Guards {
@@ -45,12 +48,6 @@ impl Guards {
 
     fn of(&self, device: i32) -> Option<&DeviceGuard> {
         self.devices.get(usize::try_from(device).ok()?)?.get()
-    }
-
-    /// Whether nobody holds a lock for longer than `patience`.
-    pub fn answers(&self, patience: Duration) -> bool {
-        self.faults.answers(patience)
-            && self.devices.iter().filter_map(OnceLock::get).all(|guard| guard.answers(patience))
     }
 }
 
@@ -94,7 +91,7 @@ impl Gpus {
         stream: Stream,
     ) -> Result<(), HeapError> {
         if let Some((guard, _)) = self.guard(served.device())
-            && guard.record_stream(served, at, stream)?
+            && guard.record_stream(at, stream)
         {
             return Ok(());
         }
@@ -143,11 +140,14 @@ impl Gpus {
         }
     }
 
-    /// At the end of the run: looks at everything that is guarded.
+    /// At the end of the run: looks at everything that is guarded. No GPU takes the time of those after it.
     pub fn finish_guards(&self, quiet: bool) {
-        for served in self.open() {
+        let until = Instant::now() + LAST_LOOK;
+        let guarded: Vec<_> = self.open().filter(|served| self.guard(served.device()).is_some()).collect();
+        for (served, left) in guarded.iter().zip((1..=guarded.len() as u32).rev()) {
             if let Some((guard, faults)) = self.guard(served.device()) {
-                guard.finish(served, faults, quiet);
+                let now = Instant::now();
+                guard.finish(served, faults, quiet, now + until.saturating_duration_since(now) / left);
             }
         }
     }

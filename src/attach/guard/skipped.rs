@@ -7,10 +7,16 @@ use crate::attach::outcome;
 pub struct Skipped {
     /// Handed out while a graph was captured or a pool recorded to: no patterns.
     pub captured: u64,
+    /// Handed out while its stream had too many launches in flight: no patterns.
+    pub full: u64,
+    /// Handed out for each thread's own default stream, which no other thread can name: no patterns.
+    pub per_thread: u64,
     /// Too large to be held back: no poison.
     pub large: u64,
     /// Memory was wanted, or all slots were lent.
     pub busy: u64,
+    /// Of streams that are gone, that capture, or that were not done in time at the end of the run.
+    pub late: u64,
 }
 
 fn blocks(n: u64) -> String {
@@ -27,6 +33,15 @@ impl Skipped {
                 blocks(self.captured)
             ));
         }
+        if self.full > 0 {
+            parts.push(format!(
+                "{} had no patterns, being allocated while much waited on the stream",
+                blocks(self.full)
+            ));
+        }
+        if self.per_thread > 0 {
+            parts.push(format!("{} of per-thread default streams had no patterns", blocks(self.per_thread)));
+        }
         if self.large > 0 {
             let most = outcome::torch_size(most);
             parts.push(format!("{} of more than {most} not held back once freed", blocks(self.large)));
@@ -35,6 +50,12 @@ impl Skipped {
             parts.push(format!(
                 "{} not looked at for want of memory or of room for results",
                 blocks(self.busy)
+            ));
+        }
+        if self.late > 0 {
+            parts.push(format!(
+                "{} not looked at, the stream being gone, captured or not done in time",
+                blocks(self.late)
             ));
         }
         (!parts.is_empty()).then(|| parts.join("; "))
