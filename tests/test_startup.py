@@ -192,7 +192,7 @@ def test_the_report_is_named_from_where_the_job_was_started(jobs, python):
     script = train().replace(
         "import torch", "import os, torch; os.makedirs('deep/er'); os.chdir('deep/er')", 1
     )
-    done = jobs.run(python, "-c", textwrap.dedent(script), options=["--out", "reports"])
+    done = jobs.run(python, "-c", textwrap.dedent(script), out=jobs.folder / "reports")
     assert done.code == 0 and "; report: reports/rank0-" in lines(done)[-1], done.err
 
 
