@@ -328,14 +328,17 @@ def test_the_socket_is_removed_at_the_end(jobs, python, ending):
         assert wait_for(lambda: not job.socket.exists(), 5)
 
 
-def test_what_a_killed_job_leaves_is_removed_by_the_next(jobs, python):
-    with Job(jobs, python) as job:
+def test_what_a_killed_job_leaves_is_removed_by_the_next(jobs, python, tmp_path):
+    runtime = tmp_path / "run"  # of its own: any other job would remove it too
+    runtime.mkdir(mode=0o700)
+    env = {"XDG_RUNTIME_DIR": str(runtime)}
+    with Job(jobs, python, env=env) as job:
         dead = job.socket
         end(job.process, signal.SIGKILL)
         assert dead.exists()
         code, _, err = strandline("dump", job.pid)
         assert code == 2 and "no process" in err
-    with Job(jobs, python) as job:
+    with Job(jobs, python, env=env) as job:
         assert wait_for(lambda: not dead.exists(), 5) and job.socket.exists()
         assert job.finish()[0] == 0
 
