@@ -151,16 +151,11 @@ extern "C" fn offer() {
     // SAFETY: the documented signature.
     let Some(append) = (unsafe { function::<Append>(c"PyImport_AppendInittab") }) else { return };
     // Python 3.8 and newer: the others have no torch that is supported.
-    if off
-        || is_to_be_run(&command_line())
-        || !first_copy()
-        || symbol(c"PySys_AddAuditHook").is_none()
-        || !has_plain_objects()
-    {
+    if off || !first_copy() || symbol(c"PySys_AddAuditHook").is_none() || !has_plain_objects() {
         return;
     }
     // Only before Python begins; the name, which is kept, is a static.
-    if symbol(c"Py_IsInitialized").is_some() && !is_initialized() {
+    if symbol(c"Py_IsInitialized").is_some() && !is_initialized() && !is_to_be_run(&command_line()) {
         append(c"strandline".as_ptr(), begin);
     }
 }

@@ -249,15 +249,6 @@ impl<D: Driver> Heap<D> {
         Ok(())
     }
 
-    /// Changes the tag of a block that is handed out.
-    ///
-    /// # Errors
-    /// [`HeapError::NotOurs`] if no block that is handed out starts at `at`.
-    pub fn set_tag(&mut self, at: Address, tag: Tag) -> Result<(), HeapError> {
-        *self.tag_mut(at)? = tag;
-        Ok(())
-    }
-
     /// The tag of a block that is handed out.
     ///
     /// # Errors

@@ -53,10 +53,10 @@ fn foreign_and_inner_addresses_are_refused() {
     for at in [0, 1, small + 512, small + 1024, large + 512, large + MIB, u64::MAX] {
         assert!(heap.free(at).is_err());
         assert!(heap.record_stream(at, Stream(4)).is_err());
-        assert!(heap.set_tag(at, TAG).is_err());
+        assert!(heap.tag_mut(at).is_err());
     }
     sound(&heap);
-    heap.set_tag(small, Tag(1, 2)).unwrap();
+    *heap.tag_mut(small).unwrap() = Tag(1, 2);
     assert_eq!(heap.free(small).unwrap().tag, Tag(1, 2));
 }
 

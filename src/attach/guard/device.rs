@@ -306,7 +306,7 @@ impl DeviceGuard {
             inner.skipped.large += 1;
         }
         if !keep || !looked {
-            return free_block(served, &held);
+            return hand_over(served, &held, &[]);
         }
         inner.numbers += 1;
         held.number = inner.numbers;
@@ -341,7 +341,7 @@ impl DeviceGuard {
                 self.look_at_poison(inner, held);
             }
         }
-        let _stays_where_it_is = free_block(served, &held);
+        let _stays_where_it_is = hand_over(served, &held, &[]);
     }
 
     /// Gives the heap a block that is still waited for; of those streams the heap is told.
@@ -557,11 +557,7 @@ impl DeviceGuard {
     }
 }
 
-fn free_block(served: &Driven, held: &Held) -> Result<(), HeapError> {
-    served.lock().heap.free(base_of(held.block.at)).map(drop)
-}
-
-/// Gives the heap a block that other streams still use.
+/// Gives the heap a block, which other streams may still use.
 fn hand_over(served: &Driven, held: &Held, uses: &[Stream]) -> Result<(), HeapError> {
     let mut books = served.lock();
     for &stream in uses {

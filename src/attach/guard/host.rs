@@ -8,8 +8,7 @@ use crate::attach::process::{HOST, State};
 use crate::attach::served::Served;
 use crate::driver::host::HostDriver;
 use crate::driver::{Address, Stream};
-use crate::heap::{BlockInfo, BlockState, HeapError, Tag};
-use crate::ledger;
+use crate::heap::{BlockInfo, BlockState, HeapError};
 use crate::stacks::StackId;
 use parking_lot::Mutex;
 use std::collections::{HashSet, VecDeque};
@@ -57,14 +56,7 @@ impl Guard {
         stream: Stream,
         stack: StackId,
     ) -> Result<Address, HeapError> {
-        let whole = size.saturating_add(REAR);
-        let at = {
-            let mut books = host.lock();
-            let at = books.heap.malloc(whole, stream, Tag(0, 0))?;
-            let tag = books.accounts.born(stack.0, size, state.clock.now());
-            let _ = books.heap.set_tag(at, Tag(tag.0, tag.1));
-            at
-        };
+        let at = host.malloc_within(size, (0, REAR), stream, stack, state.clock)?;
         fill(at + size, REAR, PATTERN);
         Ok(at)
     }
@@ -80,16 +72,14 @@ impl Guard {
             self.faults.add(HOST, Wrong::FreedTwice, held, Changed::default(), now);
             return Ok(());
         }
-        let held = {
-            let mut books = host.lock();
+        let (held, stream) = {
+            let books = host.lock();
             let block = live(books.heap.block_at(at), at)?;
-            let size = block.requested - REAR;
-            let born = books.stack_of(block.tag);
-            books.accounts.died(ledger::Tag(block.tag.0, block.tag.1), size, state.clock.now());
-            // Of no site any more.
-            let _ = books.heap.set_tag(at, Tag(u64::MAX, u64::MAX));
-            Block { at, size, born, freed: now.0 }
+            let held =
+                Block { at, size: block.requested - REAR, born: books.stack_of(block.tag), freed: now.0 };
+            (held, block.stream)
         };
+        host.retire(at, at, held.size, stream, state.clock)?;
         if let Some(found) = changed(at, at + held.size, REAR, PATTERN) {
             self.faults.add(HOST, Wrong::Overflow, held, found, StackId::NONE);
         }

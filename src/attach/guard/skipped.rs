@@ -1,6 +1,7 @@
 //! What a GPU's guard did not look at, and why: said at the end of the run, so that silence is not taken for a proof.
 
 use crate::attach::outcome;
+use crate::report::units;
 
 /// Blocks that were not looked at, by the reason.
 #[derive(Default)]
@@ -19,45 +20,21 @@ pub struct Skipped {
     pub late: u64,
 }
 
-fn blocks(n: u64) -> String {
-    format!("{n} block{}", if n == 1 { "" } else { "s" })
-}
-
 impl Skipped {
     /// In words, if there are any; `most` bytes are the largest block that is held back.
     pub fn text(&self, most: u64) -> Option<String> {
-        let mut parts = Vec::new();
-        if self.captured > 0 {
-            parts.push(format!(
-                "{} had no patterns, being allocated while a graph was captured or a pool in use",
-                blocks(self.captured)
-            ));
-        }
-        if self.full > 0 {
-            parts.push(format!(
-                "{} had no patterns, being allocated while much waited on the stream",
-                blocks(self.full)
-            ));
-        }
-        if self.per_thread > 0 {
-            parts.push(format!("{} of per-thread default streams had no patterns", blocks(self.per_thread)));
-        }
-        if self.large > 0 {
-            let most = outcome::torch_size(most);
-            parts.push(format!("{} of more than {most} not held back once freed", blocks(self.large)));
-        }
-        if self.busy > 0 {
-            parts.push(format!(
-                "{} not looked at for want of memory or of room for results",
-                blocks(self.busy)
-            ));
-        }
-        if self.late > 0 {
-            parts.push(format!(
-                "{} not looked at, the stream being gone, captured or not done in time",
-                blocks(self.late)
-            ));
-        }
-        (!parts.is_empty()).then(|| parts.join("; "))
+        let large = format!("of more than {} not held back once freed", outcome::torch_size(most));
+        let parts = [
+            (self.captured, "had no patterns, being allocated while a graph was captured or a pool in use"),
+            (self.full, "had no patterns, being allocated while much waited on the stream"),
+            (self.per_thread, "of per-thread default streams had no patterns"),
+            (self.large, &*large),
+            (self.busy, "not looked at for want of memory or of room for results"),
+            (self.late, "not looked at, the stream being gone, captured or not done in time"),
+        ];
+        let parts = parts.iter().filter(|(blocks, _)| *blocks > 0);
+        let said: Vec<String> =
+            parts.map(|(blocks, why)| format!("{} {why}", units::plural(*blocks, "block"))).collect();
+        (!said.is_empty()).then(|| said.join("; "))
     }
 }
