@@ -5,12 +5,11 @@ Invariant: says of a thing only what its path, its line and its container show.
 """
 
 import ast
-from collections import deque
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from . import _fixes, _growth
 from ._code import text
-from ._holders import isinstance_plain
+from ._holders import is_container, isinstance_plain
 from ._linked import Linked, link
 from ._path import _LRU, _TENSOR_HOOKS, Path, Step, type_name
 from ._source import HOOKS, Holder, Store
@@ -98,10 +97,12 @@ class Advice:
             return _fixes.container(
                 name, "dict" if "Dict" in type_name(container) else "list", _fixes.stored_value(node)
             )
-        if kept and kept.library and kept.store is None:
-            return _fixes.library_adds(kept.code)
-        if kept and kept.library and kept.store is not None:
-            return _fixes.library_call(kept.code, kept.library, path.through_graph)
+        if kept and kept.library:
+            return (
+                _fixes.library_adds(kept.code)
+                if kept.store is None
+                else _fixes.library_call(kept.code, kept.library, path.through_graph)
+            )
         if kept and kept.step is not None and kept.step.name in HOOKS:
             of_tensor = kept.step.name == "_backward_hooks" and hasattr(kept.step.parent, "grad_fn")
             return _fixes.hooks(name, "register_hook" if of_tensor else HOOKS[kept.step.name])
@@ -126,10 +127,8 @@ class Advice:
                 return _fixes.future(name)
         if path.through_graph:
             value = kept.step.value if kept and kept.step is not None else None
-            filled = any(isinstance_plain(value, base) for base in (list, dict, set, deque))
-            added = (
-                filled and kept is not None and kept.store is not None and kept.store.how in ("add", "item")
-            )
+            store = kept.store if kept else None
+            added = is_container(value) and store is not None and store.how in ("add", "item")
             return (
                 _fixes.graph_stored(node, name, path.scalar, any(step.kind == "index" for step in below))
                 if container is not None or added

@@ -5,13 +5,12 @@ Invariant: the answer is plain JSON; nothing of the user's is kept.
 """
 
 import os
-from collections import deque
 from typing import Any, Dict, List, Optional, Tuple
 
 from . import _fixes, _growth, _keys, _limits, _turnover, _use
 from ._advice import Advice, Evidence, Kept, class_name, is_a
 from ._code import Files
-from ._holders import Climb, isinstance_plain
+from ._holders import Climb, is_container, isinstance_plain
 from ._linked import Linked, linked
 from ._linked import text as linked_text
 from ._machine import memory, profiling
@@ -199,9 +198,8 @@ class _Composer:
 
     def _within(self) -> Any:
         """The container that a single block lies in."""
-        kinds = (list, dict, set, deque)
         for step in self.path.steps:
-            if step.kind == "index" and any(isinstance_plain(step.parent, kind) for kind in kinds):
+            if step.kind == "index" and is_container(step.parent):
                 return step.parent
         return None
 
@@ -377,11 +375,7 @@ class _Composer:
         own = holder_of(step, self.path, keys)
         if own is not None:
             found.append(own)
-        if (
-            not self.path.around
-            and step.value is not None
-            and any(isinstance_plain(step.value, base) for base in (list, dict, set, deque))
-        ):
+        if not self.path.around and is_container(step.value):
             for place in self.roots.local(step.value):
                 if place != step.where:
                     found.append(
@@ -435,8 +429,8 @@ class _Composer:
     def _told(kept: Kept) -> bool:
         """Whether the line tells an object of a library to add (`metric.update(p, y)`), and adds to no container."""
         value = kept.step.value if kept.step is not None else None
-        plain = any(isinstance_plain(value, base) for base in (list, dict, set, deque))
-        return kept.store is not None and kept.store.how == "add" and value is not None and not plain
+        adds = kept.store is not None and kept.store.how == "add"
+        return adds and value is not None and not is_container(value)
 
     def _replaced(self, store: Store, holder: Holder, container: Any, owner: Any) -> Optional[_limits.Bound]:
         """The block itself is the entry, and carries no graph of those before it."""

@@ -318,8 +318,7 @@ class Search:
             for address, saved in met.items():
                 if id(saved.source) in bad or address not in missing:
                     continue
-                path = write(chains[id(saved.source)], self._roots)
-                path.tail = (".grad_fn", *saved.trail, saved.name)
+                path = self._through(write(chains[id(saved.source)], self._roots), saved, graphs)
                 credited.setdefault(id(saved.source), []).append(address)
                 origins[id(saved.source)] = saved.source
                 if address in dangling and saved.name == "ctx":
@@ -327,12 +326,6 @@ class Search:
                         *path.tail,
                         "".join(step.text for step in write(dangling[address], self._roots).steps),
                     )
-                path.through_graph = True
-                if id(saved.source) not in graphs:
-                    graphs[id(saved.source)] = _autograd.measure(saved.source, self._deadline)
-                graph = graphs[id(saved.source)]
-                path.nodes, path.graph = graph.nodes, graph.root
-                path.scalar = _scalar(saved.source)
                 self._paths[address] = path
                 del missing[address]
             self._ended = walk.complete
@@ -344,7 +337,7 @@ class Search:
                 self._ended = False
                 break
         for identity, addresses in credited.items():
-            self._by_other_graphs(origins[identity], addresses, sources)
+            self._by_other_graphs(origins[identity], addresses, sources, graphs)
         origins.clear()
         self._by_arrays(missing, found)
         self._by_tied_gradients(missing, found)
@@ -352,7 +345,24 @@ class Search:
             if address in dangling and self._climb.complete and self._ended:
                 self._paths[address] = write(dangling[address], self._roots)
 
-    def _by_other_graphs(self, source: Any, addresses: List[int], sources: List[Any]) -> None:
+    def _through(self, path: Path, saved: _autograd.Saved, graphs: Dict[int, _autograd.Graph]) -> Path:
+        """A path to a tensor, and on through its graph to what the graph keeps. `graphs`: those measured before."""
+        source = saved.source
+        if id(source) not in graphs:
+            graphs[id(source)] = _autograd.measure(source, self._deadline)
+        graph = graphs[id(source)]
+        path.tail = (".grad_fn", *saved.trail, saved.name)
+        path.through_graph, path.scalar = True, _scalar(source)
+        path.nodes, path.graph = graph.nodes, graph.root
+        return path
+
+    def _by_other_graphs(
+        self,
+        source: Any,
+        addresses: List[int],
+        sources: List[Any],
+        graphs: Dict[int, _autograd.Graph],
+    ) -> None:
         """What a variable's graph keeps, another tensor may keep too: the loss is made anew in each step, from a state
         that is carried from step to step."""
         path = self._paths[addresses[0]]
@@ -371,10 +381,7 @@ class Search:
             walk = _autograd.walk([other], sought, self._deadline)
             saved = walk.blocks.get(addresses[0])
             if saved is not None and len(walk.blocks) == len(addresses):
-                graph = _autograd.measure(other, self._deadline)
-                found.tail = (".grad_fn", *saved.trail, saved.name)
-                found.through_graph, found.scalar = True, _scalar(other)
-                found.nodes, found.graph = graph.nodes, graph.root
+                self._through(found, saved, graphs)
                 for address in addresses:
                     self._others.setdefault(address, []).append(found)
             walk.clear()

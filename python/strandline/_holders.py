@@ -6,6 +6,7 @@ holders; bounded by a deadline, by levels and by the objects climbed at a level.
 """
 
 import time
+from collections import deque
 from types import FrameType, ModuleType
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
@@ -316,6 +317,11 @@ class Climb:
 def isinstance_plain(thing: Any, kind: type) -> bool:
     """isinstance without asking the object (proxies answer for what they wrap)."""
     return kind in type(thing).__mro__
+
+
+def is_container(thing: Any) -> bool:
+    """Whether it is one of Python's containers that grow."""
+    return any(isinstance_plain(thing, kind) for kind in (list, dict, set, deque))
 
 
 class Ours:
