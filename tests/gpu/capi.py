@@ -23,23 +23,12 @@ import sys
 import tempfile
 import time
 
+from checks import Failed, Skipped, must, run_all
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 FAKES = ROOT / "tests" / "fake_cuda"
 LIMIT = 180
 KEPT = 1 << 20
-
-
-class Skipped(Exception):
-    """What a check needs is not here."""
-
-
-class Failed(Exception):
-    """What was seen is not what is promised."""
-
-
-def must(true, what):
-    if not true:
-        raise Failed(what)
 
 
 # ---- programs ------------------------------------------------------------------------------------------------
@@ -380,29 +369,14 @@ def main() -> int:
         build(pathlib.Path(options.build), pathlib.Path(options.library).resolve(), options.cudart)
         print(f"built in {options.build}")
         return 0
-    rows = []
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(options, pathlib.Path(folder))
-        for name, check in checks(bench):
-            if options.only and not any(word in name for word in options.only):
-                continue
-            began = time.time()
-            try:
-                outcome, said = "passed", check()
-            except Skipped as reason:
-                outcome, said = "skipped", str(reason)
-            except Failed as reason:
-                outcome, said = "FAILED", str(reason)
-            except subprocess.TimeoutExpired:
-                outcome, said = "FAILED", f"did not end within {LIMIT} s"
-            rows.append((name, outcome, said))
-            print(f"{name:<52}{outcome:<9}{time.time() - began:5.1f} s  {said}", flush=True)
-    failed = [row for row in rows if row[1] == "FAILED"]
-    passed = [row for row in rows if row[1] == "passed"]
-    print(f"\n{len(passed)} passed, {len(failed)} failed, {len(rows) - len(passed) - len(failed)} skipped")
-    if options.json:
-        pathlib.Path(options.json).write_text(json.dumps(rows, indent=1))
-    return 1 if failed or not passed else 0
+        every = checks(Bench(options, pathlib.Path(folder)))
+        wanted = (
+            (name, check)
+            for name, check in every
+            if not options.only or any(word in name for word in options.only)
+        )
+        return run_all(wanted, 52, options.json)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-import time
+
+from checks import must, run_all
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 LIMIT = 240
@@ -252,15 +253,6 @@ FAULTS = {
 POKED = ("overflow", "underflow", "odd", "use", "reused", "live", "large", "untouched")
 
 
-class Failed(Exception):
-    """What was seen is not what is promised."""
-
-
-def must(true, what):
-    if not true:
-        raise Failed(what)
-
-
 class Bench:
     def __init__(self, options, folder):
         self.library = pathlib.Path(options.library).resolve()
@@ -388,31 +380,10 @@ def main() -> int:
     parser.add_argument("--only", nargs="*")
     parser.add_argument("--json")
     options = parser.parse_args()
-    rows = []
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(options, pathlib.Path(folder))
-        for name, check in checks(bench):
-            if options.only and name not in options.only:
-                continue
-            began = time.time()
-            try:
-                outcome, said = "PASS", check()
-            except Failed as reason:
-                outcome, said = "FAIL", str(reason)
-            except subprocess.TimeoutExpired:
-                outcome, said = "FAIL", f"did not end within {LIMIT} s"
-            except Exception as error:  # a check that cannot read what it got has failed
-                outcome, said = "FAIL", f"{type(error).__name__}: {error}"
-            if name.startswith("cost"):
-                outcome = "info" if outcome == "PASS" else "no cost"
-            rows.append((name, outcome, said))
-            print(f"{name:<16}{outcome:<8}{time.time() - began:5.1f} s  {said}", flush=True)
-    failed = [row for row in rows if row[1] == "FAIL"]
-    passed = [row for row in rows if row[1] == "PASS"]
-    print(f"\n{len(passed)} passed, {len(failed)} failed")
-    if options.json:
-        pathlib.Path(options.json).write_text(json.dumps(rows, indent=1))
-    return 1 if failed or not passed else 0
+        every = checks(Bench(options, pathlib.Path(folder)))
+        wanted = ((name, check) for name, check in every if not options.only or name in options.only)
+        return run_all(wanted, 16, options.json)
 
 
 if __name__ == "__main__":
