@@ -27,20 +27,26 @@ ask()
 POOL = """
 class ImagePool:
     def __init__(self, size): self.size, self.num, self.images = size, 0, []
-    def query(self, image):
-        {test} self.num < self.size:
-            self.num += 1
+    def query(self, image, max_steps=40):
+        {test}:
+            {inside}
             self.images.append(image)  # KEEP
             {after}
+        {outside}
 pool = ImagePool(40)
 for i in range(12):
     x = torch.randn(64); note(x); pool.query(x); del x; tick()
 ask()
 """
 
+
+def pool(test, inside="pass", after="pass", outside="pass"):
+    return POOL.format(test=test, inside=inside, after=after, outside=outside)
+
+
 pattern(
     "added while a counter is below a size",
-    POOL.format(test="if", after="return"),
+    pool("if self.num < self.size", inside="self.num += 1", after="return"),
     None,
     r"pool\.images",
     not_leak=r"added only when self\.num < self\.size",
@@ -49,11 +55,30 @@ pattern(
 
 pattern(
     "added in a loop that counts its steps",
-    POOL.format(test="while", after="break"),
+    pool("while self.num < self.size", inside="self.num += 1", after="break"),
     "list",
     r"pool\.images",
     r"self\.images grows",
 )
+
+RAISED = "self.num = self.num + 1"
+for name, where in (("where it adds", "inside"), ("at each call", "outside")):
+    pattern(
+        f"a pool whose counter is raised {name}",
+        pool("if self.num < self.size", **{where: RAISED}),
+        "list",
+        r"pool\.images",
+        not_leak=r"added only when self\.num < self\.size",
+    )
+
+for name, test in (("to the end of the program", "< max_steps"), ("from the first", "!= self.size")):
+    pattern(
+        f"a list that grows while steps are counted {name}",
+        pool(f"if self.num {test}", outside=RAISED),
+        "list",
+        r"pool\.images",
+        r"self\.images grows",
+    )
 
 pattern(
     "added in the first steps only",

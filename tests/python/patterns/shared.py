@@ -66,39 +66,6 @@ pattern(
     stack=True,
 )
 
-COUNTED = """
-class ImagePool:
-    def __init__(self, size): self.size, self.num, self.images = size, 0, []
-    def query(self, image, max_steps=40):
-        if self.num {test}:
-            {inside}
-            self.images.append(image)  # KEEP
-        {outside}
-pool = ImagePool(40)
-for i in range(12):
-    x = torch.randn(64); note(x); pool.query(x); del x; tick()
-ask()
-"""
-
-RAISED = "self.num = self.num + 1"
-for name, inside, outside in (("where it adds", RAISED, "pass"), ("at each call", "pass", RAISED)):
-    pattern(
-        f"a pool whose counter is raised {name}",
-        COUNTED.format(test="< self.size", inside=inside, outside=outside),
-        "list",
-        r"pool\.images",
-        not_leak=r"added only when self\.num < self\.size",
-    )
-
-for name, test in (("to the end of the program", "< max_steps"), ("from the first", "!= self.size")):
-    pattern(
-        f"a list that grows while steps are counted {name}",
-        COUNTED.format(test=test, inside="pass", outside=RAISED),
-        "list",
-        r"pool\.images",
-        r"self\.images grows",
-    )
-
 SESSIONS = """
 class Session:
     def __init__(self): self.keys = []
