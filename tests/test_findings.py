@@ -275,3 +275,31 @@ def test_clean(jobs, python, name):
     told = [(f["class"], f["allocated_at"], f["held_by"]) for f in done.report["findings"]]
     assert told == []
     assert done.report["verdict"] == "clean", done.report["reason"]
+
+
+def test_a_thread_of_torch_shows_its_own_frames(jobs, python):
+    """Through the hooks in front of torch's allocator, whatever the caller has in its frame pointer."""
+    body = """
+        @torch.jit.script
+        def work(x: torch.Tensor, kernel: torch.Tensor):
+            y = torch.softmax(x, -1)
+            z = torch.conv2d(y.view(1, 1, 8, 32), kernel, padding=1)
+            return [y, z, torch.cumsum(y, 0), torch.sort(y, 0)[0], torch.topk(y, 2)[0], torch.cat([y, y])]
+
+        @torch.jit.script
+        def beside(x: torch.Tensor, kernel: torch.Tensor):
+            return torch.jit.wait(torch.jit.fork(work, x, kernel))
+
+        net = make()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        kernel, kept = torch.randn(1, 1, 3, 3), []
+        for step in range(80):
+            kept.append(beside(torch.randn(8, 32), kernel))
+            update(net, optimizer)
+        """
+    done = jobs.same(python, jobs.script(HEAD + textwrap.dedent(body)))
+    (finding,) = done.report["findings"]
+    places = [site["allocated_at"] for site in finding["sites_in_finding"]]
+    assert len(places) >= 5
+    assert {place["function"] for place in places} == {"c10::DefaultCPUAllocator::allocate"}, places
+    assert len(finding["stack"]) > 10

@@ -90,10 +90,12 @@ mod entry {
     #[unsafe(no_mangle)]
     pub unsafe extern "C" fn dlopen(path: *const libc::c_char, flags: libc::c_int) -> *mut libc::c_void {
         naked_asm!(
-            "push rdi", "push rsi", "sub rsp, 8",
+            ".cfi_startproc",
+            "push rdi", "push rsi", "sub rsp, 8", ".cfi_adjust_cfa_offset 24",
             "call {hook}",
-            "add rsp, 8", "pop rsi", "pop rdi",
+            "add rsp, 8", "pop rsi", "pop rdi", ".cfi_adjust_cfa_offset -24",
             "jmp rax",
+            ".cfi_endproc",
             hook = sym super::before_dlopen,
         )
     }
@@ -106,13 +108,15 @@ mod entry {
     #[unsafe(export_name = "_ZN3c109alloc_cpuEm")]
     pub unsafe extern "C" fn alloc_cpu(size: usize) -> *mut libc::c_void {
         naked_asm!(
-            "push rdi",
+            ".cfi_startproc",
+            "push rdi", ".cfi_adjust_cfa_offset 8",
             "call {hook}",
-            "pop rdi",
+            "pop rdi", ".cfi_adjust_cfa_offset -8",
             "test rdx, rdx",
             "jnz 2f",
             "ret",
             "2: jmp rdx",
+            ".cfi_endproc",
             hook = sym super::before_alloc_cpu,
         )
     }
@@ -125,13 +129,15 @@ mod entry {
     #[unsafe(export_name = "_ZN3c108free_cpuEPv")]
     pub unsafe extern "C" fn free_cpu(pointer: *mut libc::c_void) {
         naked_asm!(
-            "push rdi",
+            ".cfi_startproc",
+            "push rdi", ".cfi_adjust_cfa_offset 8",
             "call {hook}",
-            "pop rdi",
+            "pop rdi", ".cfi_adjust_cfa_offset -8",
             "test rax, rax",
             "jnz 2f",
             "ret",
             "2: jmp rax",
+            ".cfi_endproc",
             hook = sym super::before_free_cpu,
         )
     }
@@ -147,10 +153,15 @@ mod entry {
     #[unsafe(no_mangle)]
     pub unsafe extern "C" fn dlopen(path: *const libc::c_char, flags: libc::c_int) -> *mut libc::c_void {
         naked_asm!(
-            "stp x29, x30, [sp, #-32]!", "stp x0, x1, [sp, #16]",
+            ".cfi_startproc",
+            "stp x29, x30, [sp, #-32]!",
+            ".cfi_def_cfa_offset 32", ".cfi_offset x29, -32", ".cfi_offset x30, -24",
+            "stp x0, x1, [sp, #16]",
             "bl {hook}",
             "mov x16, x0", "ldp x0, x1, [sp, #16]", "ldp x29, x30, [sp], #32",
+            ".cfi_def_cfa_offset 0", ".cfi_restore x29", ".cfi_restore x30",
             "br x16",
+            ".cfi_endproc",
             hook = sym super::before_dlopen,
         )
     }
@@ -163,12 +174,17 @@ mod entry {
     #[unsafe(export_name = "_ZN3c109alloc_cpuEm")]
     pub unsafe extern "C" fn alloc_cpu(size: usize) -> *mut libc::c_void {
         naked_asm!(
-            "stp x29, x30, [sp, #-32]!", "str x0, [sp, #16]",
+            ".cfi_startproc",
+            "stp x29, x30, [sp, #-32]!",
+            ".cfi_def_cfa_offset 32", ".cfi_offset x29, -32", ".cfi_offset x30, -24",
+            "str x0, [sp, #16]",
             "bl {hook}",
             "mov x16, x1", "ldr x2, [sp, #16]", "ldp x29, x30, [sp], #32",
+            ".cfi_def_cfa_offset 0", ".cfi_restore x29", ".cfi_restore x30",
             "cbnz x16, 2f",
             "ret",
             "2: mov x0, x2", "br x16",
+            ".cfi_endproc",
             hook = sym super::before_alloc_cpu,
         )
     }
@@ -181,12 +197,17 @@ mod entry {
     #[unsafe(export_name = "_ZN3c108free_cpuEPv")]
     pub unsafe extern "C" fn free_cpu(pointer: *mut libc::c_void) {
         naked_asm!(
-            "stp x29, x30, [sp, #-32]!", "str x0, [sp, #16]",
+            ".cfi_startproc",
+            "stp x29, x30, [sp, #-32]!",
+            ".cfi_def_cfa_offset 32", ".cfi_offset x29, -32", ".cfi_offset x30, -24",
+            "str x0, [sp, #16]",
             "bl {hook}",
             "mov x16, x0", "ldr x0, [sp, #16]", "ldp x29, x30, [sp], #32",
+            ".cfi_def_cfa_offset 0", ".cfi_restore x29", ".cfi_restore x30",
             "cbnz x16, 2f",
             "ret",
             "2: br x16",
+            ".cfi_endproc",
             hook = sym super::before_free_cpu,
         )
     }

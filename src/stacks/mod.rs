@@ -17,6 +17,8 @@ mod native;
 mod native_lines;
 #[cfg(target_arch = "x86_64")]
 mod native_modules;
+#[cfg(target_arch = "x86_64")]
+mod native_paths;
 mod native_symbols;
 mod python;
 mod python_check;
@@ -37,6 +39,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, RwLock};
 
 use intern::{Interner, Name};
+use native::Walked;
 pub use native_symbols::autograd_node;
 use python::Python;
 pub use python::{Method, Reason};
@@ -211,9 +214,14 @@ pub fn capture() -> StackId {
         if !NATIVE_WITHOUT_PYTHON.load(Ordering::Relaxed) {
             return StackId::NONE;
         }
-        let frames = local.unwinder.walk(depth, &(0..0), &mut local.frames);
+        let frames = match local.unwinder.walk_or_recall(depth, &mut local.frames) {
+            Walked::Known(id) => return StackId(id),
+            Walked::Frames(frames) => frames,
+        };
         let hash = raw::hash(&local.frames[..frames]);
-        look_up(local, None, hash, frames)
+        let id = look_up(local, None, hash, frames);
+        local.unwinder.remember(id.0);
+        id
     })
     .unwrap_or(StackId::NONE)
 }

@@ -16,6 +16,15 @@ pub struct Unwinder {
 /// Where to stop: native frames from this range of code on are of no interest.
 pub type Until = std::ops::Range<u64>;
 
+/// What a walk to the end of the stack found.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Walked {
+    /// The frames of a walk that was made before: what [`Unwinder::remember`] was told of it.
+    Known(u32),
+    /// So many frames.
+    Frames(usize),
+}
+
 impl Unwinder {
     pub fn new() -> Unwinder {
         Unwinder::default()
@@ -25,13 +34,31 @@ impl Unwinder {
     /// has room for one more than `depth`). Ends before the first frame in `until`.
     pub fn walk(&mut self, depth: usize, until: &Until, out: &mut [RawFrame]) -> usize {
         #[cfg(target_arch = "x86_64")]
-        {
-            let frames = self.fast.walk(depth, until, out);
-            if frames != 0 {
-                return frames;
-            }
+        if let Walked::Frames(frames @ 1..) = self.fast.walk(depth, until, out, false) {
+            return frames;
         }
         runtime::walk(depth, until, out)
+    }
+
+    /// As [`walk`](Self::walk), to the end of the stack, unless the walk is known. The depth is the same each time.
+    #[inline]
+    pub fn walk_or_recall(&mut self, depth: usize, out: &mut [RawFrame]) -> Walked {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let walked = self.fast.walk(depth, &(0..0), out, true);
+            if walked != Walked::Frames(0) {
+                return walked;
+            }
+        }
+        Walked::Frames(runtime::walk(depth, &(0..0), out))
+    }
+
+    /// What the last [`walk_or_recall`](Self::walk_or_recall) stands for, if it had to be made.
+    pub fn remember(&mut self, stands_for: u32) {
+        #[cfg(target_arch = "x86_64")]
+        self.fast.remember(stands_for);
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = stands_for;
     }
 }
 
@@ -58,8 +85,9 @@ mod fast {
     use framehop::{FrameAddress, MustNotAllocateDuringUnwind, Unwinder as _};
 
     use super::super::native_modules::{Modules, counters, current};
+    use super::super::native_paths::{Outcome, Paths, Reads, Record, Registers, change};
     use super::super::raw::RawFrame;
-    use super::{Until, keep};
+    use super::{Until, Walked, keep};
 
     /// Stack that framehop may need: its cache is made there before it is moved to the heap.
     const ROOM: u64 = 512 << 10;
@@ -70,11 +98,21 @@ mod fast {
         cache: Option<Box<CacheX86_64<MustNotAllocateDuringUnwind>>>,
         /// The thread's stack; it grows from the end to the start. Empty until it was asked for.
         stack: Range<u64>,
+        paths: Paths,
+        record: Option<Record>,
+        /// The stack pointer of the walk that `record` holds, until it is remembered.
+        recorded: Option<u64>,
+    }
+
+    /// Twice the depth covers our own frames, which are left out; a loop in a corrupt stack ends.
+    fn most_steps(depth: usize) -> usize {
+        depth * 2 + 16
     }
 
     impl Fast {
+        /// No frames where framehop cannot be used. `by_memory`: whether a walk that was made before will do.
         #[inline(never)]
-        pub fn walk(&mut self, depth: usize, until: &Until, out: &mut [RawFrame]) -> usize {
+        pub fn walk(&mut self, depth: usize, until: &Until, out: &mut [RawFrame], by_memory: bool) -> Walked {
             let (ip, sp, bp): (u64, u64, u64);
             // SAFETY: reads three registers into others; no memory, no flags, no stack.
             unsafe {
@@ -89,15 +127,15 @@ mod fast {
             // to be made.
             let end = self.stack.end;
             if !self.stack.contains(&sp) || sp - self.stack.start < ROOM {
-                return 0;
+                return Walked::Frames(0);
             }
             let counters = counters();
             if self.modules.as_ref().is_none_or(|modules| modules.counters != counters) {
                 self.modules = Some(current(counters));
                 self.cache = Some(Box::new(CacheX86_64::new_in()));
+                self.paths.clear();
             }
-            let (Some(modules), Some(cache)) = (&self.modules, &mut self.cache) else { return 0 };
-            let mut read = |address: u64| {
+            let read = |address: u64| {
                 if address < sp || address & 7 != 0 || address > end - 8 {
                     return Err(());
                 }
@@ -105,29 +143,73 @@ mod fast {
                 // is mapped while the thread runs.
                 Ok(unsafe { (address as *const u64).read() })
             };
-            let mut registers = UnwindRegsX86_64::new(ip, sp, bp);
+            self.recorded = None;
+            if by_memory {
+                if let Some(known) = self.paths.find(sp, bp, |address| read(address).unwrap_or(0)) {
+                    return Walked::Known(known);
+                }
+                if self.paths.is_learning() {
+                    self.record.get_or_insert_with(|| Record::new(most_steps(depth))).restart();
+                    self.recorded = Some(sp);
+                }
+            }
+            let (Some(modules), Some(cache)) = (&self.modules, &mut self.cache) else {
+                return Walked::Frames(0);
+            };
+            let mut record = self.record.as_mut().filter(|_| self.recorded.is_some());
+            let mut step =
+                |at: FrameAddress, ip: u64, from: Registers, see: &mut dyn FnMut(u64, u64) -> u64| {
+                    let mut registers = UnwindRegsX86_64::new(ip, from.sp, from.bp);
+                    let mut read = |address| read(address).map(|value| see(address, value));
+                    let caller = modules.tables.unwind_frame(at, &mut registers, cache, &mut read);
+                    let after = Registers { sp: registers.sp(), bp: registers.bp() };
+                    Outcome { caller: caller.map_err(|_| ()), after }
+                };
+            let mut registers = Registers { sp, bp };
             let mut at = FrameAddress::from_instruction_pointer(ip);
             let mut frames = 0;
-            // Twice the depth covers our own frames, which are left out; a loop in a corrupt stack ends.
-            for _ in 0..depth * 2 + 16 {
+            for _ in 0..most_steps(depth) {
                 let address = at.address();
                 let own = frames == 0 && address >= modules.own.0 && address < modules.own.1;
                 if !own && !keep(&mut frames, depth, address, until, out) {
                     break;
                 }
-                let before = registers.sp();
-                let Ok(Some(caller)) = modules.tables.unwind_frame(at, &mut registers, cache, &mut read)
-                else {
-                    break;
+                let outcome = match &mut record {
+                    None => step(at, address, registers, &mut |_, value| value),
+                    Some(record) => {
+                        let mut reads = Reads::default();
+                        let outcome = step(at, address, registers, &mut |place, value| {
+                            reads.note(place, value);
+                            value
+                        });
+                        record.step(registers, &reads, outcome, |from, changed| {
+                            let mut number = 0;
+                            step(at, address, from, &mut |_, value| {
+                                number += 1;
+                                if changed == Some(number - 1) { change(value) } else { value }
+                            })
+                        });
+                        outcome
+                    }
                 };
+                let Ok(Some(caller)) = outcome.caller else { break };
                 let Some(next) = FrameAddress::from_return_address(caller) else { break };
                 // Callers lie further up, always.
-                if registers.sp() <= before {
+                if outcome.after.sp <= registers.sp {
                     break;
                 }
-                at = next;
+                (at, registers) = (next, outcome.after);
             }
-            frames
+            if frames == 0 {
+                self.recorded = None; // the other unwinder's walk rests on other things
+            }
+            Walked::Frames(frames)
+        }
+
+        pub fn remember(&mut self, stands_for: u32) {
+            if let (Some(sp), Some(record)) = (self.recorded.take(), &self.record) {
+                self.paths.keep(sp, record, stands_for);
+            }
         }
     }
 
@@ -225,6 +307,85 @@ mod tests {
         // The innermost few are the unwinders' own, and differ.
         let common = a.iter().rev().zip(b.iter().rev()).take_while(|(a, b)| a == b).count();
         assert!(common >= 24, "{common} common frames\n{a:x?}\n{b:x?}");
+    }
+
+    /// A large frame, and one that is aligned more strictly than the stack, and so found by its frame pointer.
+    #[inline(never)]
+    fn wide(depth: u32, seed: u64, work: &mut dyn FnMut()) {
+        let room = std::hint::black_box([seed; 100]);
+        descend(depth, seed, work);
+        std::hint::black_box(room);
+    }
+
+    #[inline(never)]
+    fn aligned(depth: u32, seed: u64, work: &mut dyn FnMut()) {
+        #[repr(align(128))]
+        struct Aligned([u64; 16]);
+        let room = std::hint::black_box(Aligned([seed; 16]));
+        descend(depth, seed, work);
+        std::hint::black_box(room.0[0]);
+    }
+
+    /// Through a library's function.
+    #[inline(never)]
+    fn called_back(depth: u32, seed: u64, mut work: &mut dyn FnMut()) {
+        struct Way<'a, 'b>(u32, u64, &'a mut &'b mut dyn FnMut());
+        extern "C" fn compare(key: *const libc::c_void, _: *const libc::c_void) -> libc::c_int {
+            // SAFETY: the key that is passed below.
+            let way = unsafe { &mut *key.cast_mut().cast::<Way<'_, '_>>() };
+            descend(way.0, way.1, *way.2);
+            0
+        }
+        let mut way = Way(depth, seed, &mut work);
+        // SAFETY: an array of one byte, and a comparison that looks at the key alone.
+        unsafe { libc::bsearch((&raw mut way).cast(), [0u8].as_ptr().cast(), 1, 1, Some(compare)) };
+    }
+
+    /// Goes down by a way that the seed chooses.
+    #[inline(never)]
+    fn descend(depth: u32, seed: u64, work: &mut dyn FnMut()) {
+        let next = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23);
+        match if depth == 0 { 4 } else { next % 4 } {
+            0 => wide(depth - 1, next, work),
+            1 => aligned(depth - 1, next, work),
+            2 => called_back(depth - 1, next, work),
+            3 => down(1, &mut || descend(depth - 1, next, work)),
+            _ => work(),
+        }
+    }
+
+    #[test]
+    fn a_walk_that_is_recalled_is_the_walk_that_would_be_made() {
+        let mut unwinder = Unwinder::new();
+        let mut kept: Vec<Vec<RawFrame>> = Vec::new();
+        let mut recalled = 0;
+        for turn in 0..3000u64 {
+            let mut found: Vec<(Walked, Vec<RawFrame>)> = Vec::new();
+            descend((turn % 7) as u32, turn % 211, &mut || {
+                // One place in the code for both, so that the innermost frame is the same.
+                for unwinder in [&mut unwinder, &mut Unwinder::new()] {
+                    let mut out = [RawFrame::default(); 201];
+                    let walked = unwinder.walk_or_recall(200, &mut out);
+                    found.push((walked, out.to_vec()));
+                }
+            });
+            let Walked::Frames(frames) = found[1].0 else { panic!("a new unwinder knows nothing") };
+            let made = &found[1].1[..frames];
+            match found[0].0 {
+                Walked::Known(id) => {
+                    recalled += 1;
+                    assert_eq!(kept[id as usize], made);
+                }
+                Walked::Frames(frames) => {
+                    assert_eq!(&found[0].1[..frames], made);
+                    unwinder.remember(kept.len() as u32);
+                    kept.push(made.to_vec());
+                }
+            }
+        }
+        if cfg!(target_arch = "x86_64") {
+            assert!(recalled > 2000, "{recalled} of 3000 walks were known");
+        }
     }
 
     #[test]

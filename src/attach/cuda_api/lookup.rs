@@ -74,13 +74,15 @@ fn instead(handle: *mut c_void, name: &CStr, real: loader::Dlsym) -> Option<usiz
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     core::arch::naked_asm!(
-        "push rdi", "push rsi", "sub rsp, 8",
+        ".cfi_startproc",
+        "push rdi", "push rsi", "sub rsp, 8", ".cfi_adjust_cfa_offset 24",
         "call {hook}",
-        "add rsp, 8", "pop rsi", "pop rdi",
+        "add rsp, 8", "pop rsi", "pop rdi", ".cfi_adjust_cfa_offset -24",
         "test rdx, rdx",
         "jnz 2f",
         "ret",
         "2: jmp rdx",
+        ".cfi_endproc",
         hook = sym before_dlsym,
     )
 }
@@ -94,12 +96,17 @@ pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     core::arch::naked_asm!(
-        "stp x29, x30, [sp, #-32]!", "stp x0, x1, [sp, #16]",
+        ".cfi_startproc",
+        "stp x29, x30, [sp, #-32]!",
+        ".cfi_def_cfa_offset 32", ".cfi_offset x29, -32", ".cfi_offset x30, -24",
+        "stp x0, x1, [sp, #16]",
         "bl {hook}",
         "mov x16, x1", "mov x17, x0", "ldp x0, x1, [sp, #16]", "ldp x29, x30, [sp], #32",
+        ".cfi_def_cfa_offset 0", ".cfi_restore x29", ".cfi_restore x30",
         "cbnz x16, 2f",
         "mov x0, x17", "ret",
         "2: br x16",
+        ".cfi_endproc",
         hook = sym before_dlsym,
     )
 }
