@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
+import itertools
 import json
 import os
 import pathlib
@@ -73,13 +75,25 @@ rows = {"pair 4 KiB": min(module.pair(4096, n) for _ in range(3)),
 print(json.dumps(rows))
 """
 
-# Processes start side by side and take turns: only one at a time has the GPU and is timed.
+# Processes start side by side and take turns: only one at a time has the GPU and is timed. What every job waits for
+# at its start (the loading of cuDNN, cuBLAS and torch's kernels) is done before a process takes its turn.
 RESULT = r"""
 import fcntl, json, os, runpy, sys, time
 import torch
+from torch import nn
 torch.cuda.init()
+for dtype in (torch.float32, torch.bfloat16):
+    with torch.autocast("cuda", dtype, enabled=dtype is not torch.float32):
+        x = nn.Conv2d(3, 64, 3).cuda()(torch.rand(2, 3, 40, 40, device="cuda")).flatten(2)
+        x = nn.TransformerEncoderLayer(64, 4, batch_first=True).cuda()(x.transpose(1, 2))
+        x = nn.LSTM(64, 64, batch_first=True).cuda()(x.float())[0]
+        nn.functional.cross_entropy(nn.BatchNorm1d(64).cuda()(x.mean(1)), torch.tensor([1, 2], device="cuda")).backward()
+del x
+torch.cuda.synchronize()
+torch.cuda.empty_cache()
 turn = open(os.environ["ACCEPT_TURN"], "w")
 fcntl.flock(turn, fcntl.LOCK_EX)
+torch.cuda.reset_peak_memory_stats()
 steps = []
 from torch.optim import optimizer as _o
 _o.register_optimizer_step_post_hook(lambda *a: steps.append(time.perf_counter()))
@@ -94,8 +108,16 @@ finally:
     with open(os.environ["ACCEPT_OUT"], "w") as f:
         json.dump({"rate": rate, "reserved": stats.get("reserved_bytes.all.peak", 0),
                    "requested": stats.get("requested_bytes.all.peak", 0),
-                   "active": stats.get("active_bytes.all.peak", 0), "steps": len(steps)}, f)
+                   "active": stats.get("active_bytes.all.peak", 0), "steps": [*steps, end]}, f)
     turn.close()
+"""
+
+# What a job prints under deterministic settings.
+DETERMINISTIC = """
+import runpy, sys, torch
+torch.use_deterministic_algorithms(True, warn_only=True)
+torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+runpy.run_path(sys.argv[1], run_name="__main__")
 """
 
 
@@ -150,10 +172,12 @@ def cost(runs):
         print(f"{name:18} {native:8.0f} {ours:11.0f} {ours / native:6.2f}", flush=True)
 
 
-def timed(runs, script, name, number, allocator):
+def timed(runs, script, name, number, allocator, gpu):
     """One timed run of a job: its figures with its `output`, or what went wrong as a text."""
     result = runs.folder / f"{name}-{number}.json"
-    extra = {"ACCEPT_OUT": str(result), "ACCEPT_TURN": str(runs.folder / "turn")}
+    extra = {"ACCEPT_OUT": str(result), "ACCEPT_TURN": str(runs.folder / f"turn-{gpu}")}
+    if runs.args.gpus > 1:
+        extra["CUDA_VISIBLE_DEVICES"] = str(gpu)
     try:
         done = runs.run(
             allocator,
@@ -166,24 +190,35 @@ def timed(runs, script, name, number, allocator):
         return "timed out"
     if done.returncode or not result.exists():
         return f"exit {done.returncode} {done.stderr[-600:]}"
-    return {**json.loads(result.read_text()), "output": done.stdout}
+    row = {**json.loads(result.read_text()), "output": done.stdout}
+    runs.args.keep.mkdir(parents=True, exist_ok=True)
+    (runs.args.keep / f"{name}-{number}-{allocator}.json").write_text(json.dumps(row))
+    return row
+
+
+def jobs_of(runs):
+    return sorted(p.stem for p in runs.args.workloads.glob("*.py") if p.stem != "score")
 
 
 def workloads(runs):
     script = runs.folder / "result.py"
     script.write_text(RESULT)
-    names = runs.args.names or sorted(p.stem for p in runs.args.workloads.glob("*.py") if p.stem != "score")
+    names = runs.args.names or jobs_of(runs)
     print(
         f"\n{'job':20} {'steps/s native':>14} {'ours':>8} {'ratio':>6}   {'reserved/requested native':>25} {'expand.':>8} {'ours':>6}  output"
     )
     ratios = []
-    with concurrent.futures.ThreadPoolExecutor(runs.args.ahead) as pool:
+    with contextlib.ExitStack() as stack:
+        pools = [
+            stack.enter_context(concurrent.futures.ThreadPoolExecutor(runs.args.ahead))
+            for _ in range(runs.args.gpus)
+        ]
         jobs = {
             name: [
-                (allocator, pool.submit(timed, runs, script, name, number, allocator))
+                (allocator, pools[gpu].submit(timed, runs, script, name, number, allocator, gpu))
                 for number, allocator in enumerate(runs.args.order)
             ]
-            for name in names
+            for name, gpu in zip(names, itertools.cycle(range(runs.args.gpus)))
         }
         for name in names:
             rows = {}
@@ -221,6 +256,39 @@ def line(name, rows):
     return ratio
 
 
+def results(runs):
+    """Whether each job prints the same under strandline as natively, with deterministic settings."""
+    script = runs.folder / "deterministic.py"
+    script.write_text(DETERMINISTIC)
+    names = runs.args.names or jobs_of(runs)
+
+    def printed(allocator, name, gpu):
+        extra = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+        if runs.args.gpus > 1:
+            extra["CUDA_VISIBLE_DEVICES"] = str(gpu)
+        out = runs.folder / f"results-{name}"
+        job = [script, runs.args.workloads / f"{name}.py"]
+        try:
+            done = runs.run(allocator, job, out=out, extra=extra, limit=300)
+        except subprocess.TimeoutExpired:
+            return None
+        return done.stdout if done.returncode == 0 else None
+
+    with concurrent.futures.ThreadPoolExecutor(runs.args.jobs) as pool:
+        rows = [
+            (name, [pool.submit(printed, kind, name, gpu) for kind in ("native", "native", "strandline")])
+            for name, gpu in zip(names, itertools.cycle(range(runs.args.gpus)))
+        ]
+        for name, jobs in rows:
+            first, second, ours = (job.result() for job in jobs)
+            said = "same" if ours in (first, second) else "DIFFERS"
+            if None in (first, second, ours):
+                said = "FAILED"
+            elif said != "same" and first != second:
+                said = "differs, as two native runs do"
+            print(f"{name:20} {said}", flush=True)
+
+
 def features(runs):
     done = subprocess.run(
         [sys.executable, str(HERE.parent / "cuda_gpu.py"), str(runs.args.library)],
@@ -256,7 +324,13 @@ def findings(runs):
         subprocess.run(command, env=env, timeout=560)
 
 
-SECTIONS = {"features": features, "findings": findings, "cost": cost, "workloads": workloads}
+SECTIONS = {
+    "features": features,
+    "findings": findings,
+    "cost": cost,
+    "workloads": workloads,
+    "results": results,
+}
 
 
 def main():
@@ -268,8 +342,11 @@ def main():
     parser.add_argument("--workloads", type=pathlib.Path)
     parser.add_argument("--only", nargs="*", choices=sorted(SECTIONS), default=list(SECTIONS))
     parser.add_argument("--modes", nargs="*", default=["heap", "observer"])
-    parser.add_argument("--jobs", type=int, default=1, help="findings: jobs at a time")
+    parser.add_argument("--jobs", type=int, default=1, help="findings, results: jobs at a time")
     parser.add_argument("--ahead", type=int, default=4, help="workloads: processes started side by side")
+    parser.add_argument(
+        "--gpus", type=int, default=1, help="workloads, results: GPUs among which the jobs are divided"
+    )
     parser.add_argument(
         "--order",
         nargs="*",
@@ -286,7 +363,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         runs = Runs(args, folder)
         for name in args.only:
-            if name in ("findings", "workloads") and not args.workloads:
+            if name in ("findings", "workloads", "results") and not args.workloads:
                 print(f"{name}: needs --workloads DIR")
                 continue
             began = time.time()
