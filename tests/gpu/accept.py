@@ -63,6 +63,12 @@ double churn(double most, int n) {
 }
 '''
 header = source.replace("raw_deallocate", "raw_delete").replace("raw_allocate", "raw_alloc")
+if "COST_WRAPPER" in os.environ:  # torch's wrapper of plug-ins as it is: none of its methods is replaced
+    sys.path.insert(0, os.environ["COST_WRAPPER"])
+    import strandline
+    from strandline import _torch_cuda
+    _torch_cuda._replace_methods = lambda torch, library, result: None
+    strandline.install("heap", quiet=True)
 torch.cuda.init(); torch.zeros(1, device="cuda")
 module = load_inline("strandline_cost", cpp_sources=header, functions=["pair", "churn"], with_cuda=False,
                      extra_cflags=["-O2"], extra_include_paths=[os.environ.get("CUDA_HOME", "/usr/local/cuda") + "/include"],
@@ -148,6 +154,8 @@ class Runs:
                 *command,
             ]
         env = self.environment(allocator, {"STRANDLINE_LIB": str(self.args.library), **(extra or {})})
+        if allocator == "wrapper":
+            env["COST_WRAPPER"] = str(ROOT / "python")
         return subprocess.run(
             command, env=env, capture_output=True, text=True, timeout=limit, cwd=self.folder
         )
@@ -158,7 +166,7 @@ def cost(runs):
     script.write_text(COST)
     (runs.folder / "cost").mkdir()
     table = {}
-    for allocator in ("native", "strandline", "native", "strandline"):
+    for allocator in ("native", "strandline", "wrapper") * 2:
         done = runs.run(allocator, [script])
         if done.returncode:
             print(f"cost, {allocator}: FAILED\n{done.stderr[-1500:]}")
@@ -166,10 +174,15 @@ def cost(runs):
         rows = json.loads(done.stdout.splitlines()[-1])
         for name, ns in rows.items():
             table.setdefault(name, {}).setdefault(allocator, []).append(ns)
-    print(f"\n{'malloc+free, ns':18} {'native':>8} {'strandline':>11} {'ratio':>6}")
+    print(
+        f"\n{'malloc+free, ns':18} {'native':>8} {'preloaded':>10} {'ratio':>6} {'wrapper':>8} {'ratio':>6}"
+    )
     for name, columns in table.items():
-        native, ours = min(columns["native"]), min(columns["strandline"])
-        print(f"{name:18} {native:8.0f} {ours:11.0f} {ours / native:6.2f}", flush=True)
+        native, ours, wrapper = (min(columns[kind]) for kind in ("native", "strandline", "wrapper"))
+        print(
+            f"{name:18} {native:8.0f} {ours:10.0f} {ours / native:6.2f} {wrapper:8.0f} {wrapper / native:6.2f}",
+            flush=True,
+        )
 
 
 def timed(runs, script, name, number, allocator, gpu):
