@@ -301,5 +301,7 @@ def test_a_thread_of_torch_shows_its_own_frames(jobs, python):
     (finding,) = done.report["findings"]
     places = [site["allocated_at"] for site in finding["sites_in_finding"]]
     assert len(places) >= 5
-    assert {place["function"] for place in places} == {"c10::DefaultCPUAllocator::allocate"}, places
+    named = {place["function"] for place in places}
+    assert all(function.startswith("at::_ops::") for function in named), named
+    assert any("::cat::" in function for function in named), named
     assert len(finding["stack"]) > 10

@@ -346,13 +346,14 @@ fn frame(rule: &user::Rule, place: Place) -> Frame {
 
 /// The frame to blame: the innermost one of the user. A stack without one (a library's own thread) gives
 /// its outermost Python frame, which is where the library was entered; a stack without Python gives the
-/// autograd node that was running, or else its innermost frame.
+/// autograd node that was running, or else torch's operator, or else its innermost frame.
 pub fn allocated_at(id: StackId) -> Option<Frame> {
     let frames = frames(id);
     let innermost = frames.iter().find(|frame| frame.user);
     let outermost = || frames.iter().rev().find(|frame| frame.kind == Kind::Python && frame.line != 0);
     let node = || frames.iter().find(|frame| autograd_node(&frame.function).is_some());
-    innermost.or_else(outermost).or_else(node).or(frames.first()).cloned()
+    let operator = || frames.iter().find(|frame| native_symbols::operator(&frame.function).is_some());
+    innermost.or_else(outermost).or_else(node).or_else(operator).or(frames.first()).cloned()
 }
 
 /// Replaces the folders whose files are the user's in any case (see [`Options::user_roots`]).

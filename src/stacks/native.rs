@@ -20,6 +20,7 @@ pub type Until = std::ops::Range<u64>;
 #[derive(Debug, PartialEq, Eq)]
 pub enum Walked {
     /// The frames of a walk that was made before: what [`Unwinder::remember`] was told of it.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))]
     Known(u32),
     /// So many frames.
     Frames(usize),

@@ -174,6 +174,14 @@ pub fn autograd_node(function: &str) -> Option<&str> {
     (whole && !node.is_empty() && node != "Node").then_some(node)
 }
 
+/// The operator of torch that this function dispatches to: `cat` of `at::_ops::cat::redispatch`. None for those that
+/// make room for another's result.
+pub fn operator(function: &str) -> Option<&str> {
+    let (name, after) = function.strip_prefix("at::_ops::")?.split_once("::")?;
+    let dispatches = after.starts_with("call") || after.starts_with("redispatch");
+    (dispatches && !name.starts_with("empty") && !name.starts_with("new_empty")).then_some(name)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -217,5 +225,19 @@ mod tests {
         assert_eq!(&*symbol(0x10).function, "0x10");
         let own = symbol(nodes_of_autograd as *const () as u64 + 1);
         assert!(own.function.contains("nodes_of_autograd"), "{own:?}");
+    }
+
+    #[test]
+    fn operators_are_known_and_not_those_that_make_room() {
+        for (function, name) in [
+            ("at::_ops::cat::redispatch", Some("cat")),
+            ("at::_ops::add_Tensor::call", Some("add_Tensor")),
+            ("at::_ops::empty_memory_format::call", None),
+            ("at::_ops::empty_strided::redispatch", None),
+            ("at::_ops::cat::name", None),
+            ("at::native::cat", None),
+        ] {
+            assert_eq!(operator(function), name, "{function}");
+        }
     }
 }
