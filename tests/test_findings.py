@@ -305,3 +305,4 @@ def test_a_thread_of_torch_shows_its_own_frames(jobs, python):
     assert all(function.startswith("at::_ops::") for function in named), named
     assert any("::cat::" in function for function in named), named
     assert len(finding["stack"]) > 10
+    assert finding["stack"][0]["function"] == "c10::DefaultCPUAllocator::allocate"

@@ -91,9 +91,13 @@ mod entry {
     pub unsafe extern "C" fn dlopen(path: *const libc::c_char, flags: libc::c_int) -> *mut libc::c_void {
         naked_asm!(
             ".cfi_startproc",
-            "push rdi", "push rsi", "sub rsp, 8", ".cfi_adjust_cfa_offset 24",
+            "push rdi", ".cfi_adjust_cfa_offset 8",
+            "push rsi", ".cfi_adjust_cfa_offset 8",
+            "sub rsp, 8", ".cfi_adjust_cfa_offset 8",
             "call {hook}",
-            "add rsp, 8", "pop rsi", "pop rdi", ".cfi_adjust_cfa_offset -24",
+            "add rsp, 8", ".cfi_adjust_cfa_offset -8",
+            "pop rsi", ".cfi_adjust_cfa_offset -8",
+            "pop rdi", ".cfi_adjust_cfa_offset -8",
             "jmp rax",
             ".cfi_endproc",
             hook = sym super::before_dlopen,

@@ -93,10 +93,14 @@ mod fast {
     /// Stack that framehop may need: its cache is made there before it is moved to the heap.
     const ROOM: u64 = 512 << 10;
 
+    type Cache = CacheX86_64<MustNotAllocateDuringUnwind>;
+
     #[derive(Default)]
     pub struct Fast {
         modules: Option<Arc<Modules>>,
-        cache: Option<Box<CacheX86_64<MustNotAllocateDuringUnwind>>>,
+        cache: Option<Box<Cache>>,
+        /// Another for steps that are made again with something changed: what fails is remembered there, too.
+        trial: Option<Box<Cache>>,
         /// The thread's stack; it grows from the end to the start. Empty until it was asked for.
         stack: Range<u64>,
         paths: Paths,
@@ -121,6 +125,7 @@ mod fast {
                      ip = out(reg) ip, sp = out(reg) sp, bp = out(reg) bp,
                      options(nomem, nostack, preserves_flags));
             }
+            self.recorded = None;
             if self.stack.is_empty() {
                 self.stack = stack();
             }
@@ -134,7 +139,7 @@ mod fast {
             if self.modules.as_ref().is_none_or(|modules| modules.counters != counters) {
                 self.modules = Some(current(counters));
                 self.cache = Some(Box::new(CacheX86_64::new_in()));
-                self.paths.clear();
+                self.paths.restart();
             }
             let read = |address: u64| {
                 if address < sp || address & 7 != 0 || address > end - 8 {
@@ -144,12 +149,12 @@ mod fast {
                 // is mapped while the thread runs.
                 Ok(unsafe { (address as *const u64).read() })
             };
-            self.recorded = None;
             if by_memory {
                 if let Some(known) = self.paths.find(sp, bp, |address| read(address).unwrap_or(0)) {
                     return Walked::Known(known);
                 }
-                if self.paths.is_learning() {
+                if self.paths.wants_another() {
+                    self.trial.get_or_insert_with(|| Box::new(CacheX86_64::new_in()));
                     self.record.get_or_insert_with(|| Record::new(most_steps(depth))).restart();
                     self.recorded = Some(sp);
                 }
@@ -157,15 +162,18 @@ mod fast {
             let (Some(modules), Some(cache)) = (&self.modules, &mut self.cache) else {
                 return Walked::Frames(0);
             };
-            let mut record = self.record.as_mut().filter(|_| self.recorded.is_some());
-            let mut step =
-                |at: FrameAddress, ip: u64, from: Registers, see: &mut dyn FnMut(u64, u64) -> u64| {
-                    let mut registers = UnwindRegsX86_64::new(ip, from.sp, from.bp);
-                    let mut read = |address| read(address).map(|value| see(address, value));
-                    let caller = modules.tables.unwind_frame(at, &mut registers, cache, &mut read);
-                    let after = Registers { sp: registers.sp(), bp: registers.bp() };
-                    Outcome { caller: caller.map_err(|_| ()), after }
-                };
+            let record = self.record.as_mut().filter(|_| self.recorded.is_some());
+            let mut recording = record.zip(self.trial.as_mut());
+            let step = |cache: &mut Cache,
+                        at: FrameAddress,
+                        from: Registers,
+                        see: &mut dyn FnMut(u64, u64) -> u64| {
+                let mut registers = UnwindRegsX86_64::new(at.address(), from.sp, from.bp);
+                let mut read = |address| read(address).map(|value| see(address, value));
+                let caller = modules.tables.unwind_frame(at, &mut registers, cache, &mut read);
+                let after = Registers { sp: registers.sp(), bp: registers.bp() };
+                Outcome { caller: caller.map_err(|_| ()), after }
+            };
             let mut registers = Registers { sp, bp };
             let mut at = FrameAddress::from_instruction_pointer(ip);
             let mut frames = 0;
@@ -175,24 +183,24 @@ mod fast {
                 if !own && !keep(&mut frames, depth, address, until, out) {
                     break;
                 }
-                let outcome = match &mut record {
-                    None => step(at, address, registers, &mut |_, value| value),
-                    Some(record) => {
-                        let mut reads = Reads::default();
-                        let outcome = step(at, address, registers, &mut |place, value| {
-                            reads.note(place, value);
-                            value
+                let mut reads = Reads::default();
+                let outcome = step(cache, at, registers, &mut |place, value| {
+                    reads.note(place, value);
+                    value
+                });
+                if let Some((record, trial)) = &mut recording {
+                    record.step(registers, &reads, outcome, |from, changed| {
+                        let mut number = 0;
+                        let again = step(trial, at, from, &mut |_, value| {
+                            number += 1;
+                            if changed == Some(number - 1) { change(value) } else { value }
                         });
-                        record.step(registers, &reads, outcome, |from, changed| {
-                            let mut number = 0;
-                            step(at, address, from, &mut |_, value| {
-                                number += 1;
-                                if changed == Some(number - 1) { change(value) } else { value }
-                            })
-                        });
-                        outcome
-                    }
-                };
+                        if again != outcome {
+                            ***trial = CacheX86_64::new_in();
+                        }
+                        again
+                    });
+                }
                 let Ok(Some(caller)) = outcome.caller else { break };
                 let Some(next) = FrameAddress::from_return_address(caller) else { break };
                 // Callers lie further up, always.
@@ -205,6 +213,11 @@ mod fast {
                 self.recorded = None; // the other unwinder's walk rests on other things
             }
             Walked::Frames(frames)
+        }
+
+        #[cfg(test)]
+        pub fn reload(&mut self) {
+            self.modules = None;
         }
 
         pub fn remember(&mut self, stands_for: u32) {
@@ -342,11 +355,54 @@ mod tests {
         unsafe { libc::bsearch((&raw mut way).cast(), [0u8].as_ptr().cast(), 1, 1, Some(compare)) };
     }
 
+    /// Through a frame whose unwind rule is none of the simple ones.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(never)]
+    fn odd(depth: u32, seed: u64, mut work: &mut dyn FnMut()) {
+        struct Way<'a, 'b>(u32, u64, &'a mut &'b mut dyn FnMut());
+        extern "C" fn on(way: *mut libc::c_void) {
+            // SAFETY: the pointer that is passed below.
+            let way = unsafe { &mut *way.cast::<Way<'_, '_>>() };
+            descend(way.0, way.1, *way.2);
+        }
+        #[unsafe(naked)]
+        unsafe extern "C" fn frame(on: extern "C" fn(*mut libc::c_void), way: *mut libc::c_void) {
+            std::arch::naked_asm!(
+                ".cfi_startproc",
+                "sub rsp, 24",
+                ".cfi_adjust_cfa_offset 24",
+                "mov [rsp + 8], rbp",
+                ".cfi_offset rbp, -24",
+                "mov rbp, rsp",
+                ".cfi_def_cfa rbp, 32",
+                "mov rax, rdi",
+                "mov rdi, rsi",
+                "call rax",
+                "mov rbp, [rsp + 8]",
+                ".cfi_def_cfa rsp, 32",
+                ".cfi_restore rbp",
+                "add rsp, 24",
+                ".cfi_adjust_cfa_offset -24",
+                "ret",
+                ".cfi_endproc",
+            )
+        }
+        let mut way = Way(depth, seed, &mut work);
+        // SAFETY: `on` takes what is passed on to it.
+        unsafe { frame(on, (&raw mut way).cast()) };
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn odd(depth: u32, seed: u64, work: &mut dyn FnMut()) {
+        wide(depth, seed, work);
+    }
+
     /// Goes down by a way that the seed chooses.
     #[inline(never)]
     fn descend(depth: u32, seed: u64, work: &mut dyn FnMut()) {
         let next = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23);
-        match if depth == 0 { 4 } else { next % 4 } {
+        match if depth == 0 { 5 } else { next % 5 } {
+            4 => odd(depth - 1, next, work),
             0 => wide(depth - 1, next, work),
             1 => aligned(depth - 1, next, work),
             2 => called_back(depth - 1, next, work),
@@ -355,18 +411,18 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_walk_that_is_recalled_is_the_walk_that_would_be_made() {
+    /// Walks by memory on many ways, each time beside an unwinder that knows nothing; how often a walk was known.
+    fn recalled(depth: usize, turns: u64) -> u32 {
         let mut unwinder = Unwinder::new();
         let mut kept: Vec<Vec<RawFrame>> = Vec::new();
         let mut recalled = 0;
-        for turn in 0..3000u64 {
+        for turn in 0..turns {
             let mut found: Vec<(Walked, Vec<RawFrame>)> = Vec::new();
             descend((turn % 7) as u32, turn % 211, &mut || {
                 // One place in the code for both, so that the innermost frame is the same.
                 for unwinder in [&mut unwinder, &mut Unwinder::new()] {
                     let mut out = [RawFrame::default(); 201];
-                    let walked = unwinder.walk_or_recall(200, &mut out);
+                    let walked = unwinder.walk_or_recall(depth, &mut out);
                     found.push((walked, out.to_vec()));
                 }
             });
@@ -384,9 +440,37 @@ mod tests {
                 }
             }
         }
-        if cfg!(target_arch = "x86_64") {
-            assert!(recalled > 2000, "{recalled} of 3000 walks were known");
+        recalled
+    }
+
+    #[test]
+    fn a_walk_that_is_recalled_is_the_walk_that_would_be_made() {
+        for depth in [200, 8] {
+            let recalled = recalled(depth, 4000);
+            assert!(
+                recalled > 2000 || cfg!(not(target_arch = "x86_64")),
+                "{recalled} of 4000 walks were known"
+            );
         }
+    }
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn nothing_is_recalled_once_the_loader_has_moved_on() {
+        #[inline(never)]
+        fn is_known(unwinder: &mut Unwinder) -> bool {
+            let walked = unwinder.walk_or_recall(200, &mut [RawFrame::default(); 201]);
+            unwinder.remember(7);
+            walked == Walked::Known(7)
+        }
+        let mut unwinder = Unwinder::new();
+        // Not unrolled: one place in the code.
+        let mut known = |turns: usize| -> Vec<bool> {
+            (0..std::hint::black_box(turns)).map(|_| is_known(&mut unwinder)).collect()
+        };
+        assert_eq!(known(3), [false, true, true]);
+        unwinder.fast.reload();
+        assert!(!is_known(&mut unwinder));
     }
 
     #[test]

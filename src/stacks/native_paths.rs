@@ -13,11 +13,18 @@
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 
-/// Most nodes of a thread: 1.5 MiB.
+/// Most nodes of a thread, and most stack pointers that walks began with: 1.6 MiB together.
 const MOST: usize = 1 << 16;
-/// Most walks that are kept without one being met again.
+const MOST_STARTS: usize = 1 << 12;
+/// Most values of one word: what differs more often than that is not worth telling apart.
+const MOST_VALUES: usize = 64;
+/// What a thread may spend on walks before they are met again. Each that is met again gives one back.
 const CREDIT: u32 = 1 << 12;
-/// Reads of one step that are looked at; none needs more than three.
+/// What a walk costs that was recorded in vain.
+const IN_VAIN: u32 = 16;
+/// A thread whose credit is spent tries again after so many walks.
+const TRY_AGAIN: u32 = 64;
+/// Reads of one step that are looked at; none needs more than four.
 const READS: usize = 8;
 
 const NONE: u32 = u32::MAX;
@@ -39,24 +46,34 @@ pub struct Paths {
     nodes: Vec<Node>,
     starts: HashMap<u64, u32, FixedState>,
     credit: u32,
+    /// Walks that were not known since the credit was spent.
+    unknown: u32,
 }
 
 impl Default for Paths {
     fn default() -> Paths {
-        Paths { nodes: Vec::new(), starts: HashMap::default(), credit: CREDIT }
+        Paths { nodes: Vec::new(), starts: HashMap::default(), credit: CREDIT, unknown: 0 }
     }
 }
 
 impl Paths {
     /// Forgets all walks: the code that they went through may be another's now.
-    pub fn clear(&mut self) {
+    pub fn restart(&mut self) {
+        self.clear();
+        self.credit = CREDIT;
+    }
+
+    fn clear(&mut self) {
         self.nodes.clear();
         self.starts.clear();
     }
 
-    /// Whether it is worth while to keep another walk.
-    pub fn is_learning(&self) -> bool {
-        self.credit != 0
+    /// Whether it is worth while to record the walk that has to be made now.
+    pub fn wants_another(&mut self) -> bool {
+        if self.credit == 0 {
+            self.unknown = (self.unknown + 1) % TRY_AGAIN;
+        }
+        self.credit != 0 || self.unknown == 0
     }
 
     /// What a walk that begins with these registers stands for, if it was kept.
@@ -81,49 +98,48 @@ impl Paths {
 
     /// Keeps a walk that began at `sp`. Where it contradicts another, it is left out.
     pub fn keep(&mut self, sp: u64, walk: &Record, stands_for: u32) {
-        self.credit = self.credit.saturating_sub(1);
-        if walk.is_unclear {
-            return;
-        }
-        if self.nodes.len() + walk.words.len() + 1 > MOST {
+        let is_kept = !walk.is_unclear && self.add(sp, &walk.words, stands_for);
+        self.credit = self.credit.saturating_sub(if is_kept { 1 } else { IN_VAIN });
+    }
+
+    fn add(&mut self, sp: u64, words: &[(u64, u64)], stands_for: u32) -> bool {
+        let starts = self.starts.len() + usize::from(!self.starts.contains_key(&sp));
+        if self.nodes.len() + words.len() + 1 > MOST || starts > MOST_STARTS {
             self.clear();
         }
-        let mut from = None;
-        for &(address, value) in walk.words.iter().chain(&[(END, stands_for.into())]) {
-            let mut at = match from {
+        let mut from = NONE;
+        for &(address, value) in words.iter().chain(&[(END, stands_for.into())]) {
+            let first = match self.nodes.get(from as usize) {
+                Some(node) => node.then,
                 None => self.starts.get(&sp).copied().unwrap_or(NONE),
-                Some(node) => self.node(node).then,
             };
-            let first = at;
-            let mut last = None;
-            while at != NONE {
-                let node = self.node(at);
+            let (mut at, mut last, mut values) = (first, NONE, 0);
+            while let Some(node) = self.nodes.get(at as usize) {
                 if node.address != address {
-                    return;
+                    return false;
                 }
                 if node.value == value {
                     break;
                 }
-                (last, at) = (Some(at), node.otherwise);
+                (last, at, values) = (at, node.otherwise, values + 1);
             }
             if at == NONE {
+                if values >= if address == END { 1 } else { MOST_VALUES } {
+                    return false;
+                }
                 at = self.nodes.len() as u32;
                 self.nodes.push(Node { address, value, then: NONE, otherwise: NONE });
-                match (last, from) {
-                    (Some(last), _) => self.nodes[last as usize].otherwise = at,
-                    (None, Some(from)) => self.nodes[from as usize].then = at,
-                    (None, None) => {
-                        debug_assert_eq!(first, NONE);
-                        self.starts.insert(sp, at);
-                    }
+                if let Some(node) = self.nodes.get_mut(last as usize) {
+                    node.otherwise = at;
+                } else if let Some(node) = self.nodes.get_mut(from as usize) {
+                    node.then = at;
+                } else {
+                    self.starts.insert(sp, at);
                 }
             }
-            from = Some(at);
+            from = at;
         }
-    }
-
-    fn node(&self, at: u32) -> &Node {
-        &self.nodes[at as usize]
+        true
     }
 }
 
@@ -201,6 +217,8 @@ impl Record {
         if self.is_unclear {
             return;
         }
+        // What a step ends with may depend on more than is seen here.
+        self.is_unclear = again(before, None) != outcome;
         let other = Registers { bp: change(before.bp), ..before };
         let without = again(other, None);
         if outcome.caller.is_err() || !without.leads_where(&outcome) {
@@ -208,6 +226,10 @@ impl Record {
         }
         let mut restored = None;
         for (number, &(address, value)) in reads.words[..reads.count].iter().enumerate() {
+            if outcome.caller == Ok(Some(value)) {
+                self.add(address, value); // the return address
+                continue;
+            }
             let changed = again(before, Some(number));
             // A failure tells nothing of what it rests on.
             let leads = outcome.caller.is_err() || !changed.leads_where(&outcome);
@@ -236,7 +258,7 @@ impl Record {
     }
 
     fn add(&mut self, address: u64, value: u64) {
-        if self.words.len() == self.words.capacity() || (address <= FRAME_POINTER && address != self.source) {
+        if self.words.len() == self.words.capacity() {
             self.is_unclear = true;
         } else {
             self.words.push((address, value));
@@ -284,7 +306,7 @@ mod tests {
         assert_eq!(find(&mut paths, 8, walks[3]), None, "another frame pointer");
         assert_eq!(find(&mut paths, 0, &[(0x1008, 5), (0x1020, 8)]), None);
         assert_eq!(paths.find(SP + 8, 0, |_| 5), None, "another stack pointer");
-        paths.clear();
+        paths.restart();
         assert_eq!(find(&mut paths, 0, walks[0]), None);
     }
 
@@ -301,18 +323,32 @@ mod tests {
     fn memory_and_the_patience_for_what_never_comes_back_are_bounded() {
         let mut paths = Paths::default();
         let walk: Vec<_> = (0..100).map(|n| (0x1008 + 8 * n, n)).collect();
-        for id in 0..3000 {
+        for id in 0..CREDIT {
+            assert!(paths.wants_another());
             paths.keep(SP + 8 * u64::from(id), &record(&walk), id);
             assert!(paths.nodes.len() <= MOST);
         }
-        assert!(paths.is_learning());
-        for id in 0..3000 {
-            paths.keep(SP + 8 * u64::from(id), &record(&walk), id);
+        let tries = (0..10 * TRY_AGAIN).filter(|_| paths.wants_another()).count();
+        assert_eq!(tries, 10, "none was met again");
+        let newest = SP + 8 * u64::from(CREDIT - 1);
+        assert_eq!(paths.find(newest, 0, |address| (address - 0x1008) / 8), Some(CREDIT - 1));
+        assert!(paths.wants_another());
+        for sp in 0..2 * MOST_STARTS as u64 {
+            paths.keep(sp, &record(&[]), 1);
+            assert!(paths.starts.len() <= MOST_STARTS);
         }
-        assert!(!paths.is_learning(), "none was met again");
-        let newest = SP + 8 * 2999;
-        assert_eq!(paths.find(newest, 0, |address| (address - 0x1008) / 8), Some(2999));
-        assert!(paths.is_learning());
+    }
+
+    #[test]
+    fn a_word_that_is_never_the_same_twice_is_given_up() {
+        let mut paths = Paths::default();
+        for value in 0..1000 {
+            paths.keep(SP, &record(&[(0x1008, 5), (0x1010, value)]), 1);
+        }
+        assert!(paths.nodes.len() <= 2 * MOST_VALUES + 1);
+        assert!(!paths.wants_another(), "walks that cannot be kept cost more");
+        paths.restart();
+        assert!(paths.wants_another());
     }
 
     /// A frame as unwind tables describe it: by which register its caller is found, and what it saves.

@@ -189,8 +189,7 @@ def timed(runs, script, name, number, allocator, gpu):
     """One timed run of a job: its figures with its `output`, or what went wrong as a text."""
     result = runs.folder / f"{name}-{number}.json"
     extra = {"ACCEPT_OUT": str(result), "ACCEPT_TURN": str(runs.folder / f"turn-{gpu}")}
-    if runs.args.gpus > 1:
-        extra["CUDA_VISIBLE_DEVICES"] = str(gpu)
+    extra.update(only(runs, gpu))
     try:
         done = runs.run(
             allocator,
@@ -207,6 +206,14 @@ def timed(runs, script, name, number, allocator, gpu):
     runs.args.keep.mkdir(parents=True, exist_ok=True)
     (runs.args.keep / f"{name}-{number}-{allocator}.json").write_text(json.dumps(row))
     return row
+
+
+def only(runs, gpu):
+    """The environment in which a job sees one of the GPUs that this process may use."""
+    if runs.args.gpus == 1:
+        return {}
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return {"CUDA_VISIBLE_DEVICES": visible.split(",")[gpu] if visible else str(gpu)}
 
 
 def jobs_of(runs):
@@ -277,8 +284,7 @@ def results(runs):
 
     def printed(allocator, name, gpu):
         extra = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-        if runs.args.gpus > 1:
-            extra["CUDA_VISIBLE_DEVICES"] = str(gpu)
+        extra.update(only(runs, gpu))
         out = runs.folder / f"results-{name}"
         job = [script, runs.args.workloads / f"{name}.py"]
         try:

@@ -75,9 +75,13 @@ fn instead(handle: *mut c_void, name: &CStr, real: loader::Dlsym) -> Option<usiz
 pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     core::arch::naked_asm!(
         ".cfi_startproc",
-        "push rdi", "push rsi", "sub rsp, 8", ".cfi_adjust_cfa_offset 24",
+        "push rdi", ".cfi_adjust_cfa_offset 8",
+        "push rsi", ".cfi_adjust_cfa_offset 8",
+        "sub rsp, 8", ".cfi_adjust_cfa_offset 8",
         "call {hook}",
-        "add rsp, 8", "pop rsi", "pop rdi", ".cfi_adjust_cfa_offset -24",
+        "add rsp, 8", ".cfi_adjust_cfa_offset -8",
+        "pop rsi", ".cfi_adjust_cfa_offset -8",
+        "pop rdi", ".cfi_adjust_cfa_offset -8",
         "test rdx, rdx",
         "jnz 2f",
         "ret",
