@@ -148,6 +148,8 @@ pub(super) struct Tally {
     blocks_left: [i64; 3],
     /// How many more bytes can come, whatever they count as, before a peak of a part or of the whole: at least.
     bytes_left: [i64; 2],
+    /// Every new block is to be treated as if it made a peak.
+    watched: bool,
     peak: [[u64; NUMBERS]; 3],
     /// The most bytes since somebody last asked for it.
     recent: u64,
@@ -156,9 +158,11 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    /// One more block, of `size` bytes, of which no more than all were asked for.
+    /// One more block, of `size` bytes, of which no more than all were asked for. Whether there may be a new peak:
+    /// then [`raise`](Self::raise) must follow.
     #[inline(always)]
-    pub(super) fn add(&mut self, part: usize, size: u64, requested: u64) {
+    #[must_use]
+    pub(super) fn add(&mut self, part: usize, size: u64, requested: u64) -> bool {
         let part = part % 2;
         self.added[part][BLOCKS] += 1;
         self.added[part][BYTES] += size;
@@ -167,9 +171,7 @@ impl Tally {
         self.blocks_left[2] -= 1;
         self.bytes_left[0] -= size as i64;
         self.bytes_left[1] -= size as i64;
-        if self.blocks_left[part] | self.blocks_left[2] | self.bytes_left[part] < 0 {
-            self.raise();
-        }
+        self.blocks_left[part] | self.blocks_left[2] | self.bytes_left[part] < 0
     }
 
     /// One block less.
@@ -204,7 +206,7 @@ impl Tally {
 
     /// There may be a new peak: rare once a job repeats itself.
     #[cold]
-    fn raise(&mut self) {
+    pub(super) fn raise(&mut self) {
         for number in 0..NUMBERS {
             let now = self.now(number);
             for (peak, now) in self.peak.iter_mut().zip(now) {
@@ -223,7 +225,18 @@ impl Tally {
         });
         let all = bytes[2].min(requested[2]).min((self.recent - self.bytes_now()) as i64);
         self.blocks_left = blocks;
+        if self.watched {
+            self.blocks_left[2] = i64::MIN / 2;
+        }
         self.bytes_left = [0, 1].map(|part| bytes[part].min(requested[part]).min(all));
+    }
+
+    /// From now on, or no longer, every new block is treated as if it made a peak.
+    pub(super) fn watch(&mut self, watched: bool) {
+        if self.watched != watched {
+            self.watched = watched;
+            self.measure();
+        }
     }
 
     /// One of the numbers as a gauge of its own.
@@ -315,7 +328,9 @@ mod tests {
             let (draw, part, size) = (random >> 60, (random >> 40 & 1) as usize, random >> 32 & 0xffff);
             if draw < 8 {
                 let numbers = [1, size, size / 2];
-                tally.add(part, size, size / 2);
+                if tally.add(part, size, size / 2) {
+                    tally.raise();
+                }
                 gauges.iter_mut().zip(numbers).for_each(|(gauge, n)| gauge.add(part, n));
                 live.push((part, numbers));
             } else if let Some((part, numbers)) = live.pop() {
@@ -323,6 +338,9 @@ mod tests {
                 gauges.iter_mut().zip(numbers).for_each(|(gauge, n)| gauge.sub(part, n));
             }
             recent = gauges[BYTES].now().max(recent);
+            if step % 1709 == 0 {
+                tally.watch(step % 2 == 0);
+            }
             if step % 997 == 0 {
                 tally.reset_peak();
                 gauges.iter_mut().for_each(Gauge::reset_peak);

@@ -89,16 +89,19 @@ impl Ledgers {
     /// A block was handed out.
     #[inline]
     pub(super) fn handed_out(&mut self, part: usize, size: u64, requested: u64) {
-        self.handed.add(part, size, requested);
-        if self.waiting.now() != 0 {
-            self.raise_waiting();
+        if self.handed.add(part, size, requested) {
+            self.raise();
         }
     }
 
+    /// There may be a new peak. While something waits, this is asked at every block.
     #[cold]
-    fn raise_waiting(&mut self) {
-        self.waiting.raise(&self.handed.blocks());
-        self.waiting_bytes.raise(&self.handed.bytes());
+    fn raise(&mut self) {
+        self.handed.raise();
+        if self.waiting.now() != 0 {
+            self.waiting.raise(&self.handed.blocks());
+            self.waiting_bytes.raise(&self.handed.bytes());
+        }
     }
 
     /// A block was freed by its user, and can be used again at once.
@@ -112,6 +115,7 @@ impl Ledgers {
         self.handed.sub_block(part, size);
         self.waiting.add(part, 1);
         self.waiting_bytes.add(part, size);
+        self.handed.watch(true);
     }
 
     /// A block that waited can be used again.
@@ -119,6 +123,7 @@ impl Ledgers {
         self.handed.sub_requested(part, requested);
         self.waiting.sub(part, 1);
         self.waiting_bytes.sub(part, size);
+        self.handed.watch(self.waiting.now() != 0);
     }
 
     fn gauges(&mut self) -> [&mut Gauge; 4] {
