@@ -4,6 +4,8 @@
 //! knows its neighbours by address; what its other links mean depends on its state. This file knows no
 //! policy. Invariant: neighbours of a segment are contiguous and sum up to the segment.
 
+use std::hint::select_unpredictable;
+
 use super::{Address, Tag};
 
 /// An index into [`Blocks`].
@@ -36,6 +38,7 @@ pub(super) struct Block {
     pub size: u64,
     /// Live and pending: the requested size. Free: the clock at the last free in it.
     pub word: u64,
+    /// Free: the first half is the bin.
     pub tag: Tag,
     pub prev: Id,
     pub next: Id,
@@ -69,6 +72,13 @@ impl Block {
     #[inline(always)]
     pub(super) fn end(&self) -> Address {
         self.addr + self.size
+    }
+
+    /// Hands the block out; where it lies.
+    #[inline(always)]
+    pub(super) fn fill(&mut self, requested: u64, tag: Tag) -> (Address, u16) {
+        (self.state, self.word, self.tag, self.a, self.b) = (State::Live, requested, tag, NONE, NONE);
+        (self.addr, self.region)
     }
 }
 
@@ -110,6 +120,22 @@ impl Blocks {
     #[inline(always)]
     pub(super) fn records_mut(&mut self) -> &mut [Block] {
         &mut self.records
+    }
+
+    /// The records, at least one of them vacant, and the first vacant one's ID.
+    #[inline(always)]
+    pub(super) fn with_vacant(&mut self) -> (&mut [Block], &mut Id) {
+        if self.vacant == NONE {
+            let id = self.another();
+            self.vacate(id);
+        }
+        (&mut self.records, &mut self.vacant)
+    }
+
+    /// The records and the first vacant one's ID.
+    #[inline(always)]
+    pub(super) fn parts_mut(&mut self) -> (&mut [Block], &mut Id) {
+        (&mut self.records, &mut self.vacant)
     }
 
     /// A vacant record to be filled in by the caller.
@@ -155,18 +181,10 @@ impl Blocks {
 
     /// Cuts a block in two: `id` keeps the first `size` bytes, the returned block (same state and word,
     /// in no list) has the rest.
-    #[inline(always)]
     pub(super) fn split(&mut self, id: Id, size: u64) -> Id {
-        let rest = self.vacant();
-        let records = self.records_mut();
-        let block = &mut records[id as usize];
-        let right =
-            Block { addr: block.addr + size, size: block.size - size, prev: id, a: NONE, b: NONE, ..*block };
-        block.size = size;
-        block.next = rest;
-        records[right.next as usize].prev = rest;
-        records[rest as usize] = right;
-        rest
+        let state = self[id].state;
+        let (records, vacant) = self.with_vacant();
+        split(records, vacant, id, size, state)
     }
 
     /// Adds the right neighbour `next` (in no list) to `id`; its record becomes vacant.
@@ -185,6 +203,52 @@ impl Blocks {
     pub(super) fn iter(&self) -> impl Iterator<Item = (Id, &Block)> {
         self.records.iter().enumerate().map(|(id, block)| (id as Id, block))
     }
+}
+
+/// [`Blocks::split`] with the parts at hand; a record must be vacant. Nothing is read that may have been written
+/// just before in pieces of another size: the processor would wait.
+#[inline(always)]
+pub(super) fn split(records: &mut [Block], vacant: &mut Id, id: Id, size: u64, state: State) -> Id {
+    let rest = *vacant;
+    *vacant = records[rest as usize].next;
+    let block = &mut records[id as usize];
+    let (addr, left) = (block.addr + size, block.size - size);
+    let right = Block { addr, size: left, tag: Tag(0, 0), state, prev: id, a: NONE, b: NONE, ..*block };
+    block.size = size;
+    block.next = rest;
+    records[right.next as usize].prev = rest;
+    records[rest as usize] = right;
+    rest
+}
+
+/// Makes a block free, and one with the neighbours that are given (in no list, and not free after `clock`),
+/// without a branch; the whole, and its size.
+#[inline(always)]
+pub(super) fn join(
+    records: &mut [Block],
+    vacant: &mut Id,
+    id: Id,
+    (left, right): (bool, bool),
+    clock: u64,
+) -> (Id, u64) {
+    let Block { prev, next, size, .. } = records[id as usize];
+    let (before, after) = (&records[prev as usize], &records[next as usize]);
+    let of = |is: bool, n: u64| select_unpredictable(is, n, 0);
+    let size = size + of(left, before.size) + of(right, after.size);
+    let end = select_unpredictable(right, after.next, next);
+    let whole = select_unpredictable(left, prev, id);
+    // The records that are not needed any more, or nobody's.
+    let gone = [select_unpredictable(right, next, NONE), select_unpredictable(left, id, NONE)];
+    for gone in gone {
+        let record = &mut records[gone as usize];
+        record.state = State::Vacant;
+        record.next = *vacant;
+        *vacant = select_unpredictable(gone == NONE, *vacant, gone);
+    }
+    records[end as usize].prev = whole;
+    let block = &mut records[whole as usize];
+    (block.size, block.word, block.next, block.state) = (size, clock, end, State::Free);
+    (whole, size)
 }
 
 #[cfg(test)]
@@ -207,5 +271,32 @@ mod tests {
         blocks.absorb(c, b);
         blocks.absorb(a, c);
         assert_eq!((blocks[a].size, blocks[a].next), (100, NONE));
+    }
+
+    #[test]
+    fn a_block_is_joined_with_the_neighbours_that_are_given() {
+        for (left, right) in [(false, false), (false, true), (true, false), (true, true)] {
+            let mut blocks = Blocks::new();
+            let all = blocks.first(0, 4000, (0, 0), 0, State::Free);
+            let middle = blocks.split(all, 1000);
+            let after = blocks.split(middle, 1000);
+            let end = blocks.split(after, 1000);
+            blocks[middle].state = State::Live;
+            let (records, vacant) = blocks.parts_mut();
+            let (whole, size) = join(records, vacant, middle, (left, right), 7);
+            assert_eq!(size, 1000 * (1 + u64::from(left) + u64::from(right)));
+            assert_eq!(whole, if left { all } else { middle });
+            let Block { addr, size: same, word, prev, next, state, .. } = blocks[whole];
+            assert_eq!((addr, same, word, state), (1000 * u64::from(!left), size, 7, State::Free));
+            assert_eq!((prev, next), (if left { NONE } else { all }, if right { end } else { after }));
+            assert_eq!(blocks[next].prev, whole);
+            let vacant = blocks.iter().skip(1).filter(|(_, block)| block.state == State::Vacant).count();
+            assert_eq!(vacant, usize::from(left) + usize::from(right));
+            // They are used again first.
+            for _ in 0..vacant {
+                assert!(blocks.vacant() <= end);
+            }
+            assert!(blocks.vacant() > end);
+        }
     }
 }

@@ -4,6 +4,7 @@
 
 use super::arena::{arena_number, kind_of};
 use super::block::{NONE, State};
+use super::fit::Bins;
 use super::segment::{Found, PAGE};
 use super::slab::SlotState;
 use super::stats::{LARGE, SMALL};
@@ -123,7 +124,8 @@ impl<D: Driver> Heap<D> {
                     sums.requested[kind] += block.word;
                 }
                 State::Slab => self.check_slab(block.b, id, sums)?,
-                State::Free | State::Unmapped => {}
+                State::Free => ensure!(Bins::is_known(&self.blocks, id), "block {id} does not know its bin"),
+                State::Unmapped => {}
                 State::Vacant => return Err(format!("block {id} is vacant")),
             }
             (before, prev, at, id) = (Some(block.state), id, block.end(), block.next);

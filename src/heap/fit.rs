@@ -3,9 +3,11 @@
 //! 32 bins per doubling of the size, and a bitmap of those that are not empty. The bin of the size and the next
 //! non-empty one are looked through, at most [`LOOKS`] blocks, for the smallest that fits (the lowest address
 //! among equals); that is the true best fit unless a bin is long. It knows block records, no pages.
-//! Invariant: a block is in the list of the bin of its size.
+//! Invariant: a block is in the list of the bin of its size, and knows the bin.
 
-use super::block::{Block, Blocks, Id, NONE, State};
+use std::hint::select_unpredictable;
+
+use super::block::{Block, Blocks, Id, NONE, State, join, split};
 
 /// Sizes are multiples of this. Bytes.
 pub(super) const GRAIN: u64 = 512;
@@ -13,11 +15,13 @@ const WORDS: usize = 32;
 /// More than any size needs.
 const BINS: usize = WORDS * 64;
 const LOOKS: usize = 8;
+/// A bin of no size.
+const NO_BIN: usize = BINS - 1;
 
 pub(super) struct Bins {
     /// Which bins are not empty.
     bits: [u64; WORDS],
-    heads: Box<[Id; BINS]>,
+    heads: [Id; BINS],
 }
 
 /// The bin of a size: the binary exponent and five more bits, as the number has them in floating point. The bins
@@ -32,7 +36,7 @@ fn bin_of(size: u64) -> usize {
 
 impl Bins {
     pub(super) fn new() -> Self {
-        Bins { bits: [0; WORDS], heads: Box::new([NONE; BINS]) }
+        Bins { bits: [0; WORDS], heads: [NONE; BINS] }
     }
 
     #[inline(always)]
@@ -43,59 +47,78 @@ impl Bins {
 
     #[inline(always)]
     pub(super) fn remove(&mut self, blocks: &mut Blocks, id: Id) {
-        let records = blocks.records_mut();
-        self.unlink(records, bin_of(records[id as usize].size), id);
+        self.unlink(blocks.records_mut(), id);
     }
 
-    /// Takes the first `size` bytes of a free block out of the bins; `id` is what they are then. If that is not
-    /// all, the rest is returned, back in its bin.
+    /// Takes the first `size` bytes of a free block out of its bin; `id` is what they are then, and `f` is called
+    /// with its record. If that is not all, the rest is back in its bin; it is returned, with what `f` returned.
     #[inline(always)]
-    pub(super) fn take(&mut self, blocks: &mut Blocks, id: Id, size: u64) -> Id {
-        self.remove(blocks, id);
-        if blocks[id].size == size {
-            return NONE;
+    pub(super) fn take<T>(
+        &mut self,
+        blocks: &mut Blocks,
+        id: Id,
+        size: u64,
+        f: impl FnOnce(&mut Block) -> T,
+    ) -> (Id, T) {
+        let (records, vacant) = blocks.with_vacant();
+        self.unlink(records, id);
+        let left = records[id as usize].size - size;
+        let mut rest = NONE;
+        if left != 0 {
+            rest = split(records, vacant, id, size, State::Free);
+            self.link(records, bin_of(left), rest);
         }
-        let rest = blocks.split(id, size);
-        self.insert(blocks, rest);
-        rest
+        (rest, f(&mut records[id as usize]))
     }
 
-    /// Puts a free block that is in no bin into one, joined with its free neighbours; the whole.
+    /// Makes a block free and puts it into a bin, joined with its free neighbours; the whole. Which of them are
+    /// free is a coin's toss: there is no branch.
     #[inline(always)]
-    pub(super) fn give(&mut self, blocks: &mut Blocks, mut id: Id) -> Id {
-        let Block { prev, next, .. } = blocks[id];
-        if blocks[next].state == State::Free {
-            self.remove(blocks, next);
-            blocks.absorb(id, next);
-        }
-        if blocks[prev].state == State::Free {
-            self.remove(blocks, prev);
-            blocks.absorb(prev, id);
-            id = prev;
-        }
-        self.insert(blocks, id);
-        id
+    pub(super) fn give(&mut self, blocks: &mut Blocks, id: Id, clock: u64) -> Id {
+        let (records, vacant) = blocks.parts_mut();
+        let Block { prev, next, .. } = records[id as usize];
+        let left = records[prev as usize].state == State::Free;
+        let right = records[next as usize].state == State::Free;
+        self.unlink_if(right, records, next);
+        self.unlink_if(left, records, prev);
+        let (whole, size) = join(records, vacant, id, (left, right), clock);
+        self.link(records, bin_of(size), whole);
+        whole
     }
 
     #[inline(always)]
     fn link(&mut self, records: &mut [Block], bin: usize, id: Id) {
         let head = std::mem::replace(&mut self.heads[bin], id);
         let block = &mut records[id as usize];
-        block.a = NONE;
-        block.b = head;
+        block.tag.0 = bin as u64;
+        (block.a, block.b) = (NONE, head);
         records[head as usize].a = id;
         self.bits[bin / 64] |= 1 << (bin % 64);
     }
 
-    /// Without a branch: which way it would go is a coin's toss.
     #[inline(always)]
-    fn unlink(&mut self, records: &mut [Block], bin: usize, id: Id) {
-        let Block { a: before, b: after, .. } = records[id as usize];
+    fn unlink(&mut self, records: &mut [Block], id: Id) {
+        let Block { a: before, b: after, tag, .. } = records[id as usize];
+        self.tie(records, tag.0 as usize % BINS, before, after);
+    }
+
+    /// Takes a block out of its bin if `is` says so; if not, the bin that has no blocks is written to.
+    #[inline(always)]
+    fn unlink_if(&mut self, is: bool, records: &mut [Block], id: Id) {
+        let Block { a, b, tag, .. } = records[id as usize];
+        let (before, after) = (select_unpredictable(is, a, NONE), select_unpredictable(is, b, NONE));
+        self.tie(records, select_unpredictable(is, tag.0 as usize % BINS, NO_BIN), before, after);
+    }
+
+    /// Ties together what lies before and after a block of a bin's list.
+    #[inline(always)]
+    fn tie(&mut self, records: &mut [Block], bin: usize, before: Id, after: Id) {
         records[after as usize].a = before;
         records[before as usize].b = after;
-        let head = if before == NONE { after } else { self.heads[bin] };
+        let head = select_unpredictable(before == NONE, after, self.heads[bin]);
         self.heads[bin] = head;
-        self.bits[bin / 64] &= !(u64::from(head == NONE) << (bin % 64));
+        // Without waiting for the head.
+        self.bits[bin / 64] &= !(u64::from(before | after == NONE) << (bin % 64));
     }
 
     /// The smallest free block of at least `size` bytes, as far as the bins tell.
@@ -122,6 +145,11 @@ impl Bins {
             bits = *self.bits.get(word)?;
         }
         Some((word * 64 + bits.trailing_zeros() as usize) % BINS)
+    }
+
+    /// Whether a free block knows the bin of its size.
+    pub(super) fn is_known(blocks: &Blocks, id: Id) -> bool {
+        blocks[id].tag.0 as usize == bin_of(blocks[id].size)
     }
 
     /// Every free block of at least `size` bytes, smaller bins first.
@@ -216,15 +244,13 @@ mod tests {
         bins.insert(&mut blocks, all);
         let mut taken = Vec::new();
         while let Some(id) = bins.best(&blocks, (1 + taken.len() as u64) * GRAIN) {
-            bins.take(&mut blocks, id, (1 + taken.len() as u64) * GRAIN);
-            blocks[id].state = State::Live;
+            bins.take(&mut blocks, id, (1 + taken.len() as u64) * GRAIN, |block| block.state = State::Live);
             taken.push(id);
         }
         assert_eq!(taken.len(), 44);
         // Every third first, so that all kinds of neighbours occur.
         for (_, id) in (0..3).flat_map(|first| taken.iter().enumerate().skip(first).step_by(3)) {
-            blocks[*id].state = State::Free;
-            bins.give(&mut blocks, *id);
+            bins.give(&mut blocks, *id, 0);
         }
         let whole = bins.best(&blocks, 1000 * GRAIN).expect("one range");
         assert_eq!((blocks[whole].addr, blocks[whole].size), (0, 1000 * GRAIN));

@@ -2,8 +2,8 @@
 //!
 //! It knows no pages. Invariant: no two neighbours are free.
 
-use super::arena::{arena_number, kind_for, kind_of, lane_of, part_for, part_of};
-use super::block::{Id, NONE, State};
+use super::arena::{kind_for, kind_of, lane_of, part_for, part_of};
+use super::block::{Block, Id, NONE, State};
 use super::fit::GRAIN;
 use super::retrace::Request;
 use super::stats::SMALL;
@@ -23,97 +23,89 @@ impl<D: Driver> Heap<D> {
         }
         let size = requested.next_multiple_of(GRAIN);
         let kind = kind_for(size, self.huge_from);
-        if kind != SMALL && self.lanes[lane].trail.is_some() {
+        let own = &mut self.lanes[lane];
+        if own.trail.is_some() && kind != SMALL {
             return self.malloc_retraced(&Request { lane, kind, size, requested, tag }, site);
         }
-        match self.lanes[lane].arenas[kind].bins.best(&self.blocks, size) {
-            Some(id) => Ok(self.hand_out_of(lane, kind, id, size, requested, tag)),
-            None => self.malloc_block_slow(lane, size, requested, tag).map(|id| self.blocks[id].addr),
+        let bins = &mut own.arenas[kind].bins;
+        let Some(id) = bins.best(&self.blocks, size) else {
+            return self.malloc_block_slow(lane, size, requested, tag).map(|id| self.blocks[id].addr);
+        };
+        if self.plain {
+            return Ok(self.hand_out(id, size, requested, tag));
         }
+        let (_, (at, region)) = bins.take(&mut self.blocks, id, size, |block| block.fill(requested, tag));
+        self.space.set_block(region, at, id);
+        self.stats.handed_out(part_for(kind), size, requested);
+        Ok(at)
     }
 
-    /// Takes a block back; none if no block that is handed out starts at `at`.
+    /// Takes a block back that no other stream uses, and that is in its region's table no more.
     #[inline(always)]
-    pub(super) fn free_block(&mut self, id: Id, at: Address) -> Option<Freed> {
-        let block = &self.blocks[id];
-        if block.addr != at || block.state != State::Live {
-            return None;
-        }
-        let (size, requested, tag, part) = (block.size, block.word, block.tag, part_of(block.arena));
-        if block.b != NONE {
-            let stream = self.wait_for(Handed::Block(id), part, size);
-            return Some(Freed { requested, size, stream, tag });
-        }
+    pub(super) fn free_block(&mut self, id: Id, block: Block) -> Freed {
+        let Block { size, word: requested, tag, arena, a: logged, .. } = block;
         self.clock += 1;
-        self.stats.freed(part, size, requested);
-        let stream = self.give_block(id);
-        Some(Freed { requested, size, stream, tag })
+        self.stats.freed(part_of(arena), size, requested);
+        let stream = self.give_block(id, arena, logged);
+        Freed { requested, size, stream, tag }
+    }
+
+    /// Takes a block back that other streams use.
+    #[cold]
+    pub(super) fn free_used(&mut self, id: Id) -> Freed {
+        let &Block { size, word: requested, tag, arena, .. } = &self.blocks[id];
+        let stream = self.wait_for(Handed::Block(id), part_of(arena), size);
+        Freed { requested, size, stream, tag }
     }
 
     /// Hands out the first `size` bytes of a free range.
     pub(super) fn hand_out(&mut self, id: Id, size: u64, requested: u64, tag: Tag) -> Address {
         let arena = self.blocks[id].arena;
-        self.hand_out_of(lane_of(arena), kind_of(arena), id, size, requested, tag)
-    }
-
-    /// The same for a range of an arena that is known.
-    #[inline(always)]
-    fn hand_out_of(
-        &mut self,
-        lane: usize,
-        kind: usize,
-        id: Id,
-        size: u64,
-        requested: u64,
-        tag: Tag,
-    ) -> Address {
         if self.plain {
-            self.count_split(arena_number(lane, kind), id, false);
+            self.count_split(arena, id, false);
         }
-        let rest = self.lanes[lane].arenas[kind].bins.take(&mut self.blocks, id, size);
+        let bins = &mut self.lanes[lane_of(arena)].arenas[kind_of(arena)].bins;
+        let (rest, (at, region)) = bins.take(&mut self.blocks, id, size, |block| block.fill(requested, tag));
         if self.plain && rest != NONE {
-            self.count_split(arena_number(lane, kind), rest, true);
+            self.count_split(arena, rest, true);
         }
-        let block = &mut self.blocks[id];
-        block.state = State::Live;
-        block.word = requested;
-        block.tag = tag;
-        (block.a, block.b) = (NONE, NONE);
-        let (at, region) = (block.addr, block.region);
         self.space.set_block(region, at, id);
-        self.stats.handed_out(part_for(kind), size, requested);
+        self.stats.handed_out(part_of(arena), size, requested);
         at
     }
 
-    /// Makes a block's range free; returns the lane's stream.
+    /// Makes the range of a block free that is in its region's table no more, now; returns the lane's stream.
     #[inline(always)]
-    pub(super) fn give_block(&mut self, id: Id) -> Stream {
-        let block = &self.blocks[id];
-        let (arena, logged) = (block.arena, block.a);
-        self.space.clear(block.region, block.addr);
+    pub(super) fn give_block(&mut self, id: Id, arena: u16, logged: u32) -> Stream {
+        let clock = self.clock;
+        if self.plain {
+            self.uncount_neighbours(id);
+        }
         let lane = &mut self.lanes[lane_of(arena)];
         if logged != NONE
             && let Some(trail) = &mut lane.trail
         {
             trail.freed(logged);
         }
-        lane.last_free = self.clock;
+        lane.last_free = clock;
         let stream = lane.stream;
-        self.release_range(id, self.clock);
+        let whole = lane.arenas[kind_of(arena)].bins.give(&mut self.blocks, id, clock);
+        if self.plain {
+            self.count_split(arena, whole, true);
+        }
         stream
     }
 
     /// Makes a range free that is in no list, and joins it with free neighbours.
-    #[inline(always)]
     pub(super) fn release_range(&mut self, id: Id, clock: u64) {
-        let block = &mut self.blocks[id];
-        block.state = State::Free;
-        block.word = clock;
-        let arena = block.arena;
+        let &Block { arena, prev, next, .. } = &self.blocks[id];
+        let clocks = [prev, next].map(|id| &self.blocks[id]).into_iter();
+        let clock =
+            clocks.filter(|block| block.state == State::Free).fold(clock, |all, block| all.max(block.word));
         if self.plain {
             self.uncount_neighbours(id);
         }
-        let whole = self.lanes[lane_of(arena)].arenas[kind_of(arena)].bins.give(&mut self.blocks, id);
+        let whole = self.lanes[lane_of(arena)].arenas[kind_of(arena)].bins.give(&mut self.blocks, id, clock);
         if self.plain {
             self.count_split(arena, whole, true);
         }

@@ -63,7 +63,7 @@ use arena::{Lane, RUNS, kind_of, lane_of, part_of};
 use block::{Blocks, NONE, State};
 use fit::GRAIN;
 use pool::Pools;
-use segment::{Found, Space};
+use segment::{Found, Space, named_by};
 use size_class::{Classes, SLAB_MAX};
 use slab::{Slabs, SlotState, run_for};
 use stats::Ledgers;
@@ -216,12 +216,21 @@ impl<D: Driver> Heap<D> {
     /// [`HeapError::NotOurs`] if no block that is handed out starts at `at`; nothing changes then.
     #[inline]
     pub fn free(&mut self, at: Address) -> Result<Freed, HeapError> {
-        let freed = match self.space.find(at) {
-            Found::Slab(slab) => self.free_slot(slab, at),
-            Found::Block(id) => self.free_block(id, at),
-            Found::Nothing => None,
-        };
-        freed.ok_or(HeapError::NotOurs { address: at })
+        let not_ours = HeapError::NotOurs { address: at };
+        let Some(entry) = self.space.entry(at) else { return Err(not_ours) };
+        let (is_slab, id) = named_by(*entry);
+        if is_slab {
+            return self.free_slot(id, at).ok_or(not_ours);
+        }
+        let block = self.blocks[id];
+        if block.addr != at || block.state != State::Live {
+            return Err(not_ours);
+        }
+        if block.b != NONE {
+            return Ok(self.free_used(id));
+        }
+        *entry = 0;
+        Ok(self.free_block(id, block))
     }
 
     /// Notes that `stream` uses the block: after its free the block waits for the work that the stream

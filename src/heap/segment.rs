@@ -112,8 +112,15 @@ pub(super) struct Space {
 }
 
 impl Region {
+    #[inline(always)]
     fn contains(&self, at: Address) -> bool {
         at.wrapping_sub(self.base) < self.size
+    }
+
+    /// The granule of an address of the region.
+    #[inline(always)]
+    fn granule(&self, at: Address) -> usize {
+        ((at - self.base) >> self.shift) as usize
     }
 }
 
@@ -237,10 +244,20 @@ impl Space {
     /// What starts in the address's granule.
     #[inline]
     pub(super) fn find(&self, at: Address) -> Found {
-        self.regions.iter().find(|region| region.contains(at)).map_or(Found::Nothing, |region| {
-            let index = ((at - region.base) >> region.shift) as usize;
-            region.table.get(index).map_or(Found::Nothing, |&entry| decode(entry))
-        })
+        let entry = self
+            .regions
+            .iter()
+            .find(|region| region.contains(at))
+            .and_then(|region| region.table.get(region.granule(at)));
+        entry.map_or(Found::Nothing, |&entry| decode(entry))
+    }
+
+    /// Where the table says what starts in the address's granule; none if it lies in no region.
+    #[inline(always)]
+    pub(super) fn entry(&mut self, at: Address) -> Option<&mut u32> {
+        let region = self.regions.iter_mut().find(|region| region.contains(at))?;
+        let granule = region.granule(at);
+        region.table.get_mut(granule)
     }
 
     /// What starts in the segment in the address's granule or, failing that, in the nearest before it;
@@ -482,11 +499,16 @@ impl Space {
     }
 }
 
-#[inline]
+/// What an entry of a region's table names: a slab, or else a block, which is none in an empty entry.
+#[inline(always)]
+pub(super) fn named_by(entry: u32) -> (bool, u32) {
+    (entry & 1 == 1, entry >> 1)
+}
+
 fn decode(entry: u32) -> Found {
-    match entry {
-        0 => Found::Nothing,
-        entry if entry & 1 == 1 => Found::Slab(entry >> 1),
-        entry => Found::Block(entry >> 1),
+    match named_by(entry) {
+        (true, slab) => Found::Slab(slab),
+        (false, 0) => Found::Nothing,
+        (false, block) => Found::Block(block),
     }
 }

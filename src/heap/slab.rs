@@ -113,7 +113,8 @@ impl Slab {
     /// Takes the lowest free slot; the slab must have one.
     #[inline]
     pub(super) fn take(&mut self) -> usize {
-        let word = self.words.trailing_zeros() as usize % WORDS;
+        // Read as wide as it was written: else the processor would wait for what was written just before.
+        let word = u32::from(self.words).trailing_zeros() as usize % WORDS;
         let bits = self.bits[word];
         let rest = bits & bits.wrapping_sub(1);
         self.bits[word] = rest;

@@ -127,9 +127,10 @@ impl<D: Driver> Heap<D> {
     fn settle(&mut self, handed: Handed) {
         match handed {
             Handed::Block(id) => {
-                let block = &self.blocks[id];
+                let block = self.blocks[id];
                 self.stats.waited(part_of(block.arena), block.size, block.word);
-                self.give_block(id);
+                self.space.clear(block.region, block.addr);
+                self.give_block(id, block.arena, block.a);
             }
             Handed::Slot(id, slot) => {
                 let slab = &self.slabs[id];
