@@ -8,7 +8,8 @@ import ast
 import linecache
 import sys
 import warnings
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from types import ModuleType
+from typing import Any, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Tuple
 
 from ._roots import is_user_file
 
@@ -114,17 +115,44 @@ def expressions(node: Any) -> Tuple[Any, ...]:
     return parts
 
 
+def words(node: Any) -> FrozenSet[str]:
+    """The names and attributes in the expressions of a statement itself; kept with the statement."""
+    found = getattr(node, "_words", None)
+    if found is None:
+        found = node._words = frozenset(
+            [
+                part.id if type(part) is ast.Name else part.attr
+                for part in expressions(node)
+                if type(part) is ast.Name or type(part) is ast.Attribute
+            ]
+        )
+    return found
+
+
 def _expressions(node: Any) -> Iterator[Any]:
     if isinstance(node, Functions):
         for decorator in node.decorator_list:
-            yield from ast.walk(decorator)
+            yield from _walk(decorator)
         return
     for field, value in ast.iter_fields(node):
         if field in _BODIES and isinstance(node, _COMPOUND):
             continue
         for item in value if isinstance(value, list) else [value]:
             if isinstance(item, ast.AST):
-                yield from ast.walk(item)
+                yield from _walk(item)
+
+
+def _walk(node: Any) -> List[Any]:
+    """What ast.walk gives, in its order, but for the contexts (load, store), and faster."""
+    found = [node]
+    for each in found:
+        for field in each._fields:
+            value = getattr(each, field, None)
+            if isinstance(value, list):
+                found.extend([item for item in value if isinstance(item, ast.AST)])
+            elif isinstance(value, ast.AST) and field != "ctx":
+                found.append(value)
+    return found
 
 
 class Files:
@@ -139,7 +167,7 @@ class Files:
         """The user's source files: the main script and the modules imported."""
         if self._users is None:
             main = getattr(sys.modules.get("__main__"), "__file__", None)
-            files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+            files = [_file_of(module) for module in list(sys.modules.values())]
             self._users = [
                 file
                 for file in dict.fromkeys([main, *files])
@@ -152,6 +180,12 @@ class Files:
         if found is None:
             found = self._files[name] = File(name)
         return found
+
+
+def _file_of(module: Any) -> Any:
+    if type(module) is ModuleType:  # not by a `__getattr__` of its own
+        return module.__dict__.get("__file__")
+    return getattr(module, "__file__", None)
 
 
 def last_name(node: Any) -> str:

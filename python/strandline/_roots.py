@@ -30,12 +30,9 @@ def is_ours(code: Any) -> bool:
 
 def is_user_file(file: str) -> bool:
     """Whether a source file is the user's: neither the standard library's nor an installed package's."""
-    if not file or file.startswith("<frozen") or file.startswith(_OURS) or file.startswith("<strandline>"):
+    if not file or file.startswith(("<frozen", _OURS, "<strandline>")):
         return False
-    for mark in ("/site-packages/", "/dist-packages/"):
-        if mark in file:
-            return False
-    return not any(file.startswith(place) for place in _standard)
+    return "/site-packages/" not in file and "/dist-packages/" not in file and not file.startswith(_standard)
 
 
 def _standard_places() -> Tuple[str, ...]:
@@ -70,10 +67,13 @@ class Roots:
         self.frames: Set[int] = set()
         self.threads: Dict[Tuple[str, str], int] = {}  # (file, function) -> how many other threads run it
         for module in list(sys.modules.values()):
-            names = (
-                object.__getattribute__(module, "__dict__") if ModuleType in type(module).__mro__ else None
-            )
-            if type(names) is dict and names.get("__name__", "").split(".")[0] != __package__:
+            if type(module) is ModuleType:
+                names = module.__dict__
+            elif ModuleType in type(module).__mro__:
+                names = object.__getattribute__(module, "__dict__")
+            else:
+                continue
+            if type(names) is dict and names.get("__name__", "").split(".", 1)[0] != __package__:
                 self.globals.setdefault(id(names), module)
         self._take_frames()
 

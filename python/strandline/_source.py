@@ -8,7 +8,7 @@ import ast
 import re
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from ._code import File, Files, Functions, Statement, expressions, last_name, text
+from ._code import File, Files, Functions, Statement, expressions, last_name, text, words
 
 ADDERS = {
     "append", "appendleft", "extend", "extendleft", "insert", "add", "setdefault", "update", "push", "put",
@@ -42,6 +42,12 @@ _MAKERS = {
     "zeros",
     "zeros_like",
 }
+
+
+# Where one of these words stands, a name may be stored into that is spelled out or made up.
+_SPELLING = _NAMING | {
+    "setattr", "globals", "vars", "locals", "__dict__", "_buffers", "_parameters", "_modules",
+}  # fmt: skip
 
 
 class Holder(NamedTuple):
@@ -107,9 +113,16 @@ class Finder:
         self.files = files
         self.user_files = list(user_files)
         self.stack = list(stack)  # of the allocation: file, function, line
+        self._stores: Dict[Holder, List[Store]] = {}
 
     def stores(self, holder: Holder) -> List[Store]:
         """All of them, the best first."""
+        known = self._stores.get(holder)
+        if known is None:
+            known = self._stores[holder] = self._find_stores(holder)
+        return known
+
+    def _find_stores(self, holder: Holder) -> List[Store]:
         match = finds(holder)
         found: List[Store] = []
         for file, statements in self.scopes(holder):
@@ -127,6 +140,8 @@ class Finder:
         found: List[Store] = []
         for file, statements in self.scopes(holder):
             for statement in statements:
+                if holder.name not in words(statement.node):
+                    continue
                 for node in expressions(statement.node):
                     if not isinstance(node, ast.Call):
                         continue
@@ -182,13 +197,19 @@ class Finder:
     def _in(
         self, file: File, statements: List[Statement], match: Matcher, holder: Holder, follow: int
     ) -> Iterator[Store]:
-        aliases = _aliases(statements, match)
+        aliases = _aliases(statements, match, holder.name)
+        hook = "register_hook" if holder.name == "_backward_hooks" else holder.name
+        storing = {holder.name, HOOKS.get(holder.name, holder.name), hook}.union(
+            _SPELLING, (name for _, name in aliases)
+        )
 
         def is_it(node: Any, function: Any) -> bool:
             return match(node) or (isinstance(node, ast.Name) and (function, node.id) in aliases)
 
         for statement in statements:
             node, function = statement.node, statement.function
+            if storing.isdisjoint(words(node)):
+                continue
             for score, how, keys, target in _ways(
                 node, lambda n, f=function: is_it(n, f), match, holder.name
             ):
@@ -344,11 +365,13 @@ def _rebinds(function: Any, name: str, file: File) -> bool:
     return bound
 
 
-def _aliases(statements: List[Statement], match: Matcher) -> Dict[Tuple[Any, str], None]:
-    """Local names for the holder, or for a container inside it."""
+def _aliases(statements: List[Statement], match: Matcher, name: str) -> Dict[Tuple[Any, str], None]:
+    """Local names for the holder, or for a container inside it. `name`: what `match` finds."""
     found: Dict[Tuple[Any, str], None] = {}
     for statement in statements:
         node = statement.node
+        if name not in words(node):
+            continue
         if isinstance(node, ast.Assign) and match(stripped(node.value)[0]):
             for target in node.targets:
                 if isinstance(target, ast.Name) and not match(target):

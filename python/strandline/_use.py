@@ -9,13 +9,14 @@ import ast
 import os
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
-from ._code import _BODIES, _COMPOUND, File, Functions, Statement, expressions, last_name, text
+from ._code import _BODIES, _COMPOUND, File, Functions, Statement, expressions, last_name, text, words
 from ._source import ADDERS, Finder, Holder, Matcher, Store, finds, stripped
 
 NEVER, READ, GATHERED, AGAIN = "never", "read", "gathered", "again"
 _TAKERS = {"pop", "popleft", "popitem", "clear", "remove", "discard"}
 _MOVERS = {"reset", "to", "cpu", "cuda", "train", "eval", "double", "float", "half", "close"}
 _ALWAYS = ("forward", "__call__", "__getitem__", "__iter__", "training_step", "validation_step")
+_CALLED = ("forward", "__call__")  # by a call of the object
 _METHODS = {name for kind in (dict, list, set, str) for name in vars(kind) if not name.startswith("_")}
 _NEAR = 2  # lines between statements that may fill one thing's containers
 
@@ -33,7 +34,7 @@ def use(finder: Finder, holder: Holder, store: Store) -> Used:
     best = Used(NEVER, None, None)
     for file, statements in finder.scopes(holder):
         for statement in statements:
-            if statement.node is store.statement.node:
+            if statement.node is store.statement.node or holder.name not in words(statement.node):
                 continue
 
             def of_it(node: Any, statement: Statement = statement) -> bool:
@@ -78,7 +79,9 @@ def of_object(finder: Finder, holder: Holder, store: Store) -> Optional[str]:
     best: Optional[str] = None
     for file, statements in finder.scopes(holder):
         for statement in statements:
-            if statement.node is store.statement.node or not _asks(statement, match):
+            if statement.node is store.statement.node or holder.name not in words(statement.node):
+                continue
+            if not _asks(statement, match):
                 continue
             if _after(file, statement, store, match, finder):
                 return GATHERED
@@ -219,6 +222,9 @@ def _knows(file: File, cls: Optional[str], finder: Finder) -> bool:
 
 def _calls(file: File, statement: Statement, function: Any, cls: Optional[str], finder: Finder) -> bool:
     """Whether a statement calls the function: by its name, or as a method of what may be such an object."""
+    called_itself = cls is not None and function.name in _CALLED
+    if not called_itself and function.name not in words(statement.node):
+        return False
     return any(
         is_call(node, file, statement, function, cls, finder)
         for node in expressions(statement.node)
@@ -233,7 +239,7 @@ def is_call(
     called = node.func
     if isinstance(called, ast.Name) and called.id == function.name:
         return _means(file, function)
-    if cls is not None and function.name in ("forward", "__call__") and last_name(called) != function.name:
+    if cls is not None and function.name in _CALLED and last_name(called) != function.name:
         return _is_a(called, cls, statement, finder) is True  # `model(x)`
     if not isinstance(called, ast.Attribute) or called.attr != function.name:
         return False
@@ -398,7 +404,9 @@ def together(finder: Finder, holder: Holder, store: Store) -> str:
     others = [finds(holder._replace(name=name)) for name in near]
     for _, statements in finder.scopes(holder):
         for statement in statements:
-            if statement.node is here.node or not reads(statement.node, match):
+            if statement.node is here.node or holder.name not in words(statement.node):
+                continue
+            if not reads(statement.node, match):
                 continue
             if any(reads(statement.node, other) for other in others):
                 return f"{file.name}:{statement.line}"
