@@ -40,6 +40,7 @@
 //! output, result or exit code.
 
 pub mod abi;
+mod addresses;
 pub mod around;
 pub mod c_allocator;
 pub mod conf;
@@ -63,6 +64,7 @@ mod python_api;
 pub mod python_boot;
 pub mod python_module;
 pub mod python_objects;
+mod references;
 mod semaphore;
 pub mod served;
 pub mod siblings;

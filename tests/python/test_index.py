@@ -103,6 +103,29 @@ def test_many_holders_of_one_object(built_library):
         index.close()
 
 
+def test_holders_come_in_the_order_of_the_list(built_library):
+    """Of holders that are equally near the first one is taken: so the order is part of an answer."""
+    thing = []
+    holders = [kind([thing]) for _ in range(5000) for kind in (list, tuple)] + [{1: thing}, Holder(thing)]
+    for objects in (holders, holders[::-1]):
+        index = Index([thing, *objects], (Holder,), built_library)
+        held = [holder for holder, _ in index.holders([thing])]
+        assert held and list(map(id, held)) == [id(each) for each in objects if refers(each, thing)]
+        index.close()
+
+
+def refers(holder, thing):
+    return any(each is thing for each in gc.get_referents(holder))
+
+
+def test_one_object_that_refers_to_many(built_library):
+    things = [[] for _ in range(100_000)]
+    index = Index([*things, things], (), built_library)
+    for thing in (things[0], things[50_000], things[-1]):
+        assert [holder is things for holder, _ in index.holders([thing])] == [True]
+    index.close()
+
+
 def test_an_index_of_nothing_and_of_no_list(built_library):
     index = Index([], (), built_library)
     assert index.is_quick and index.instances() == [] and index.holders([[]]) == []
