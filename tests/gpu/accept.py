@@ -1,10 +1,11 @@
 """GPU acceptance: one command on a machine with a GPU, one table (kept in docs/gpu.md).
 
     python tests/gpu/accept.py --library target/release/libstrandline.so --command target/release/strandline
-        [--workloads DIR] [--only SECTION …] [--json OUT]
+        [--workloads DIR] [--only SECTION …] [--gpus N] [JOB …]
 
 Each measurement runs in a process of its own. Three allocators are compared in the same run: torch's native
-one, native with expandable segments, and strandline (preloaded; heap mode).
+one, native with expandable segments, and strandline (preloaded; heap mode). Exit code 1: a job failed, or its
+result is not what it should be; figures of speed and memory are only printed.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ def cost(runs):
         done = runs.run(allocator, [script])
         if done.returncode:
             print(f"cost, {allocator}: FAILED\n{done.stderr[-1500:]}")
-            return
+            return False
         rows = json.loads(done.stdout.splitlines()[-1])
         for name, ns in rows.items():
             table.setdefault(name, {}).setdefault(allocator, []).append(ns)
@@ -183,6 +184,7 @@ def cost(runs):
             f"{name:18} {native:8.0f} {ours:10.0f} {ours / native:6.2f} {wrapper:8.0f} {wrapper / native:6.2f}",
             flush=True,
         )
+    return True
 
 
 def timed(runs, script, name, number, allocator, gpu):
@@ -227,7 +229,7 @@ def workloads(runs):
     print(
         f"\n{'job':20} {'steps/s native':>14} {'ours':>8} {'ratio':>6}   {'reserved/requested native':>25} {'expand.':>8} {'ours':>6}  output"
     )
-    ratios = []
+    ratios, went_well = [], True
     with contextlib.ExitStack() as stack:
         pools = [
             stack.enter_context(concurrent.futures.ThreadPoolExecutor(runs.args.ahead))
@@ -245,6 +247,7 @@ def workloads(runs):
             for allocator, job in jobs[name]:
                 row = job.result()
                 if isinstance(row, str):
+                    went_well = False
                     print(f"{name:20} {allocator}: FAILED {row}", flush=True)
                 else:
                     rows.setdefault(allocator, []).append(row)
@@ -254,6 +257,7 @@ def workloads(runs):
         print(
             f"{'geometric mean':20} {'':14} {'':8} {statistics.geometric_mean(ratios):6.3f}   lowest {min(ratios):.3f}"
         )
+    return went_well
 
 
 def line(name, rows):
@@ -293,6 +297,7 @@ def results(runs):
             return None
         return done.stdout if done.returncode == 0 else None
 
+    went_well = True
     with concurrent.futures.ThreadPoolExecutor(runs.args.jobs) as pool:
         rows = [
             (name, [pool.submit(printed, kind, name, gpu) for kind in ("native", "native", "strandline")])
@@ -305,7 +310,9 @@ def results(runs):
                 said = "FAILED"
             elif said != "same" and first != second:
                 said = "differs, as two native runs do"
+            went_well &= said.islower()
             print(f"{name:20} {said}", flush=True)
+    return went_well
 
 
 def features(runs):
@@ -317,9 +324,11 @@ def features(runs):
         timeout=560,
     )
     print("\n" + done.stdout + done.stderr[-500:], flush=True)
+    return done.returncode == 0
 
 
 def findings(runs):
+    went_well = True
     for mode in runs.args.modes:
         command = [
             sys.executable,
@@ -340,7 +349,8 @@ def findings(runs):
         ]
         env = runs.environment("native", {"STRANDLINE_LIB": str(runs.args.library)})
         print(f"\nfindings, --mode {mode}", flush=True)
-        subprocess.run(command, env=env, timeout=560)
+        went_well &= subprocess.run(command, env=env, timeout=560).returncode == 0
+    return went_well
 
 
 SECTIONS = {
@@ -379,16 +389,19 @@ def main():
     for name in ("library", "command", "workloads", "keep"):
         if getattr(args, name):
             setattr(args, name, getattr(args, name).resolve())
+    went_well = True
     with tempfile.TemporaryDirectory() as folder:
         runs = Runs(args, folder)
         for name in args.only:
             if name in ("findings", "workloads", "results") and not args.workloads:
+                went_well = False
                 print(f"{name}: needs --workloads DIR")
                 continue
             began = time.time()
-            SECTIONS[name](runs)
+            went_well &= SECTIONS[name](runs)
             print(f"({name}: {time.time() - began:.0f} s)", flush=True)
+    return 0 if went_well else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
