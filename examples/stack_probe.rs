@@ -1,9 +1,8 @@
 //! A shared object through which tests and benchmarks drive `strandline::stacks` from real interpreters
 //! (`ctypes`). Not part of the product.
 
-use std::ffi::{CString, c_char, c_void};
+use std::ffi::{CString, c_char};
 use std::hint::black_box;
-use std::sync::Mutex;
 use std::time::Instant;
 
 use strandline::stacks::{self, Kind, Options, StackId};
@@ -11,81 +10,6 @@ use strandline::stacks::{self, Kind, Options, StackId};
 fn text(text: String) -> *const c_char {
     // Leaked: this is a test's few strings.
     CString::new(text.replace('\0', "\\0")).map_or(std::ptr::null(), |text| text.into_raw())
-}
-
-static SEEN: Mutex<Vec<(u32, u32)>> = Mutex::new(Vec::new());
-
-/// Remembers two stacks of this moment: as captured by default, and with native frames.
-fn remember() {
-    let stacks = (stacks::capture().0, stacks::capture_with_native().0);
-    if stacks.0 != 0 {
-        SEEN.lock().unwrap_or_else(|error| error.into_inner()).push(stacks);
-    }
-}
-
-/// `c10::alloc_cpu`, through which torch gets the memory of every CPU tensor: only if the probe is
-/// preloaded, and only in a release build (by hand: tests/stacks_torch.py). Without link-time optimisation
-/// strandline's own definitions of these two are linked in whole.
-#[cfg(not(debug_assertions))]
-#[unsafe(export_name = "_ZN3c109alloc_cpuEm")]
-pub extern "C" fn probe_alloc_cpu(size: usize) -> *mut c_void {
-    remember();
-    // SAFETY: 64 is a power of two; torch gives it back through the function below.
-    unsafe { libc::memalign(64, size) }
-}
-
-/// # Safety
-/// `pointer` comes from [`probe_alloc_cpu`].
-#[cfg(not(debug_assertions))]
-#[unsafe(export_name = "_ZN3c108free_cpuEPv")]
-pub unsafe extern "C" fn probe_free_cpu(pointer: *mut c_void) {
-    // SAFETY: the caller's promise.
-    unsafe { libc::free(pointer) };
-}
-
-/// `cudaMalloc` for torch's CUDAPluggableAllocator.
-///
-/// # Safety
-/// libcudart is loaded.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn probe_torch_malloc(size: isize, _device: i32, _stream: *mut c_void) -> *mut c_void {
-    let mut pointer = std::ptr::null_mut();
-    // SAFETY: the signature is cudaMalloc's.
-    unsafe {
-        let malloc = libc::dlsym(libc::RTLD_DEFAULT, c"cudaMalloc".as_ptr());
-        let malloc: extern "C" fn(*mut *mut c_void, usize) -> i32 = std::mem::transmute(malloc);
-        malloc(&raw mut pointer, size as usize);
-    }
-    remember();
-    pointer
-}
-
-/// # Safety
-/// `pointer` comes from [`probe_torch_malloc`].
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn probe_torch_free(pointer: *mut c_void, _: isize, _: i32, _: *mut c_void) {
-    // SAFETY: the signature is cudaFree's.
-    unsafe {
-        let free = libc::dlsym(libc::RTLD_DEFAULT, c"cudaFree".as_ptr());
-        let free: extern "C" fn(*mut c_void) -> i32 = std::mem::transmute(free);
-        free(pointer);
-    }
-}
-
-/// Takes the oldest pair that was remembered; 0 where there is none.
-///
-/// # Safety
-/// `out` has room for two words.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn probe_seen(out: *mut [u32; 2]) -> i32 {
-    let mut seen = SEEN.lock().unwrap_or_else(|error| error.into_inner());
-    if seen.is_empty() {
-        return 0;
-    }
-    let (plain, native) = seen.remove(0);
-    // SAFETY: the caller's promise.
-    unsafe { out.write([plain, native]) };
-    1
 }
 
 /// Returns the method in words, or `error: …`.
