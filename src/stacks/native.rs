@@ -340,14 +340,20 @@ mod tests {
         std::hint::black_box(room.0[0]);
     }
 
+    /// What a C function passes on to [`on`].
+    struct Way<'a, 'b>(u32, u64, &'a mut &'b mut dyn FnMut());
+
+    extern "C" fn on(way: *mut libc::c_void) {
+        // SAFETY: `called_back` and `odd` pass a `Way`, which nobody else uses meanwhile.
+        let way = unsafe { &mut *way.cast::<Way<'_, '_>>() };
+        descend(way.0, way.1, *way.2);
+    }
+
     /// Through a library's function.
     #[inline(never)]
     fn called_back(depth: u32, seed: u64, mut work: &mut dyn FnMut()) {
-        struct Way<'a, 'b>(u32, u64, &'a mut &'b mut dyn FnMut());
         extern "C" fn compare(key: *const libc::c_void, _: *const libc::c_void) -> libc::c_int {
-            // SAFETY: the key that is passed below.
-            let way = unsafe { &mut *key.cast_mut().cast::<Way<'_, '_>>() };
-            descend(way.0, way.1, *way.2);
+            on(key.cast_mut());
             0
         }
         let mut way = Way(depth, seed, &mut work);
@@ -359,12 +365,6 @@ mod tests {
     #[cfg(target_arch = "x86_64")]
     #[inline(never)]
     fn odd(depth: u32, seed: u64, mut work: &mut dyn FnMut()) {
-        struct Way<'a, 'b>(u32, u64, &'a mut &'b mut dyn FnMut());
-        extern "C" fn on(way: *mut libc::c_void) {
-            // SAFETY: the pointer that is passed below.
-            let way = unsafe { &mut *way.cast::<Way<'_, '_>>() };
-            descend(way.0, way.1, *way.2);
-        }
         #[unsafe(naked)]
         unsafe extern "C" fn frame(on: extern "C" fn(*mut libc::c_void), way: *mut libc::c_void) {
             std::arch::naked_asm!(

@@ -219,13 +219,14 @@ def only(runs, gpu):
 
 
 def jobs_of(runs):
-    return sorted(p.stem for p in runs.args.workloads.glob("*.py") if p.stem != "score")
+    """The jobs, each with the number of the GPU that it runs on."""
+    every = sorted(p.stem for p in runs.args.workloads.glob("*.py") if p.stem != "score")
+    return list(zip(runs.args.names or every, itertools.cycle(range(runs.args.gpus))))
 
 
 def workloads(runs):
     script = runs.folder / "result.py"
     script.write_text(RESULT)
-    names = runs.args.names or jobs_of(runs)
     print(
         f"\n{'job':20} {'steps/s native':>14} {'ours':>8} {'ratio':>6}   {'reserved/requested native':>25} {'expand.':>8} {'ours':>6}  output"
     )
@@ -240,11 +241,11 @@ def workloads(runs):
                 (allocator, pools[gpu].submit(timed, runs, script, name, number, allocator, gpu))
                 for number, allocator in enumerate(runs.args.order)
             ]
-            for name, gpu in zip(names, itertools.cycle(range(runs.args.gpus)))
+            for name, gpu in jobs_of(runs)
         }
-        for name in names:
+        for name, runs_of_it in jobs.items():
             rows = {}
-            for allocator, job in jobs[name]:
+            for allocator, job in runs_of_it:
                 row = job.result()
                 if isinstance(row, str):
                     went_well = False
@@ -284,7 +285,6 @@ def results(runs):
     """Whether each job prints the same under strandline as natively, with deterministic settings."""
     script = runs.folder / "deterministic.py"
     script.write_text(DETERMINISTIC)
-    names = runs.args.names or jobs_of(runs)
 
     def printed(allocator, name, gpu):
         extra = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
@@ -301,7 +301,7 @@ def results(runs):
     with concurrent.futures.ThreadPoolExecutor(runs.args.jobs) as pool:
         rows = [
             (name, [pool.submit(printed, kind, name, gpu) for kind in ("native", "native", "strandline")])
-            for name, gpu in zip(names, itertools.cycle(range(runs.args.gpus)))
+            for name, gpu in jobs_of(runs)
         ]
         for name, jobs in rows:
             first, second, ours = (job.result() for job in jobs)
