@@ -84,12 +84,12 @@ class phase:
         from . import _library
 
         clock = _running()
-        self._enter = clock.library.phase if clock is not None else None
+        self._enter = clock.native.phase if clock is not None else None
         self._before = 0
         if clock is not None:
             word = str(name).strip()
             number = _library.PHASES.get(word.lower())
-            self._before = clock.library.phase(clock.library.phase_of(word) if number is None else number)
+            self._before = clock.native.phase(clock.native.phase_of(word) if number is None else number)
 
     def __enter__(self) -> "phase":
         return self

@@ -38,7 +38,7 @@ class Kept(NamedTuple):
     store: Optional[Store]
     holder: Optional[Holder]
     step: Optional[Step]
-    library: str  # where a library's own line stores it, when the line named is the user's call
+    stored_in: str  # where a library's own line stores it, when the line named is the user's call
 
 
 class Advice:
@@ -97,11 +97,11 @@ class Advice:
             return _fixes.container(
                 name, "dict" if "Dict" in type_name(container) else "list", _fixes.stored_value(node)
             )
-        if kept and kept.library:
+        if kept and kept.stored_in:
             return (
                 _fixes.library_adds(kept.code)
                 if kept.store is None
-                else _fixes.library_call(kept.code, kept.library, path.through_graph)
+                else _fixes.library_call(kept.code, kept.stored_in, path.through_graph)
             )
         if kept and kept.step is not None and kept.step.name in HOOKS:
             of_tensor = kept.step.name == "_backward_hooks" and hasattr(kept.step.parent, "grad_fn")

@@ -192,7 +192,7 @@ class _Composer:
         """What the program does with what is kept, where its own line keeps it, or a list of modules does."""
         if kept is None or kept.store is None or kept.holder is None:
             return None
-        if kept.library and not _growth.of_modules(container):
+        if kept.stored_in and not _growth.of_modules(container):
             return None
         return _use.use(self.finder, kept.holder, kept.store) if self.path.root in _ROOTED else None
 
@@ -360,8 +360,8 @@ class _Composer:
         return None
 
     @staticmethod
-    def _made(store: Store, holder: Optional[Holder], step: Optional[Step], library: str) -> Kept:
-        return Kept(store.file.name, store.line, store.file.code(store.line), store, holder, step, library)
+    def _made(store: Store, holder: Optional[Holder], step: Optional[Step], stored_in: str) -> Kept:
+        return Kept(store.file.name, store.line, store.file.code(store.line), store, holder, step, stored_in)
 
     def _holders(self, position: int, step: Step) -> List[Holder]:
         """The name itself, and other names of the container that grows."""
@@ -400,12 +400,12 @@ class _Composer:
         if own is not None or kept is None or kept.store is None or kept.holder is None:
             return own
         told = self._told(kept)
-        if kept.library or told:
+        if kept.stored_in or told:
             store = kept.store._replace(how="call") if told else kept.store
             emptied = (
                 _limits.emptied(store, kept.holder, [kept.holder.name], self.finder) if trusted else None
             )
-            if kept.library or emptied is not None:
+            if kept.stored_in or emptied is not None:
                 return emptied
         owner = kept.step.parent if kept.step is not None and kept.step.kind == "attribute" else None
         evicting = _limits.evicting(kept.store, kept.holder, container, owner, asked) or _limits.guarded(

@@ -73,7 +73,7 @@ def _look_now_and_then(clock: Clock) -> None:
     """Graphs that grow and pinned memory: looked at a few times, then ever more rarely."""
     from . import _graphs, _workers
 
-    graphs, pinned = _graphs.Graphs(clock.library), _workers.Pinned(clock.library)
+    graphs, pinned = _graphs.Graphs(clock.native), _workers.Pinned(clock.native)
 
     def look(step: int) -> int:
         try:

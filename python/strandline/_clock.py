@@ -73,7 +73,7 @@ class Clock:
     step that it asked for."""
 
     def __init__(self, library: Any, explain: Optional[Callable[[], None]] = None) -> None:
-        self.library = library
+        self.native = library
         self.explain = explain
         self.look: Optional[Callable[[int], int]] = None  # now and then: gives the step of the next look
         self.next_look = 1 << 62
@@ -177,7 +177,7 @@ class Clock:
         self.epochs += 1
         self._epoch_at = self.steps
         self._pending = False
-        self.library.epoch()
+        self.native.epoch()
 
     def _source(self, name: str) -> None:
         """An epoch as seen by one source. A stronger source that has counted silences the weaker ones."""

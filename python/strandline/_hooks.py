@@ -226,7 +226,7 @@ def _loaders(clock: Clock) -> None:
 def _workers(clock: Clock) -> None:
     from . import _workers as workers
 
-    workers.watch(workers.Workers(clock.library))
+    workers.watch(workers.Workers(clock.native))
 
 
 _capturing: List[Any] = []  # one entry for each capture under way: True once an optimizer has stepped in it
