@@ -373,13 +373,15 @@ impl State {
 
     /// A step ended. Returns how many candidates wait for an explanation.
     pub fn step(&self) -> usize {
+        // The judge's lock is the boundary's: of several threads that end steps none goes on to the next one before
+        // this one is filed, or blocks would be judged that are born after it.
+        let mut judge = self.judge.lock();
         let ended = self.clock.end_step(self.began.elapsed().as_nanos() as u64);
         let now = self.clock.now();
         let mut waiting = 0;
         if ended.is_multiple_of(HOST_EVERY) {
             self.note_host_memory(ended);
         }
-        let mut judge = self.judge.lock();
         let mut end_step = |accounts: &mut Accounts, sample: &Sample| {
             accounts.boundary(ended, now.epoch, sample);
             waiting = judge.look(accounts, self.clock);

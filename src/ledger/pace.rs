@@ -85,12 +85,19 @@ fn paused<'a>(cohorts: impl Iterator<Item = &'a Cohort>, from: u32, to: u32) -> 
 }
 
 fn of<'a>(cohorts: impl Iterator<Item = &'a Cohort>, from: u32, to: u32) -> Pace {
-    let middle = |c: &Cohort| (f64::from(c.first) + f64::from(c.last)) / 2.0;
-    let events: Vec<(f64, f64)> = cohorts.map(|c| (middle(c), f64::from(c.events()))).collect();
     let (from, to) = (f64::from(from), f64::from(to));
     let half = (from + to) / 2.0;
-    let sum = |late: bool| events.iter().filter(|e| (e.0 > half) == late).map(|e| e.1).sum::<f64>();
-    let halves = [sum(false), sum(true)];
+    let mut halves = [0.0, 0.0];
+    let mut events = Vec::new();
+    for cohort in cohorts {
+        let (first, last) = (f64::from(cohort.first), f64::from(cohort.last));
+        let count = f64::from(cohort.events());
+        // An old cohort may span both halves: each has its part.
+        let early = ((half.floor() + 1.0 - first) / (last + 1.0 - first)).clamp(0.0, 1.0);
+        halves[0] += count * early;
+        halves[1] += count * (1.0 - early);
+        events.push(((first + last) / 2.0, count));
+    }
     let share = (halves[0] + halves[1]) / (to - from).max(1.0);
     // One event a step at most: the more steps have one, the less their mean can wander.
     let free = (1.0 - share).max(0.0).sqrt();
@@ -123,6 +130,17 @@ mod tests {
         assert_eq!(between(&site((0..120).chain(220..230)), 0, 233), None);
         let filling = site((0..40).chain([55, 80, 81, 130]));
         assert!(between(&filling, 0, 133).unwrap().fell(false));
+    }
+
+    #[test]
+    fn a_long_cohort_belongs_to_both_halves() {
+        // At every step at first, at nearly every one later: the oldest cohort spans more than a half.
+        for steps in [1_000, 5_000, 20_000] {
+            let site = site((0..steps).filter(|step| step % 30 != 29 || *step < steps / 10));
+            let pace = between(&site, 0, steps + 2).unwrap();
+            assert!(!pace.fell(false), "{pace:?}");
+            assert!((pace.halves[0] - pace.halves[1]).abs() < 0.1 * f64::from(steps), "{pace:?}");
+        }
     }
 
     #[test]
