@@ -57,7 +57,9 @@ pub(super) fn kind_of(arena: u16) -> usize {
 /// The part of the statistics, and the kind of region, that a kind of arena belongs to.
 #[inline]
 pub(super) fn part_for(kind: usize) -> usize {
-    if kind == SMALL || kind == RUNS { SMALL } else { LARGE }
+    const LARGE_ONES: usize = 1 << LARGE | 1 << HUGE | 1 << KEPT;
+    const { assert!(SMALL == 0 && LARGE == 1) };
+    LARGE_ONES >> kind & 1
 }
 
 /// The part of the statistics that an arena counts in.

@@ -22,12 +22,23 @@ impl<D: Driver> Heap<D> {
             return Err(self.out_of_memory(requested));
         }
         let size = requested.next_multiple_of(GRAIN);
-        let kind = kind_for(size, self.huge_from);
-        let own = &mut self.lanes[lane];
-        if own.trail.is_some() && kind != SMALL {
-            return self.malloc_retraced(&Request { lane, kind, size, requested, tag }, site);
+        let request = Request { lane, kind: kind_for(size, self.huge_from), size, requested, tag };
+        // Asked before the kind, which is a coin's toss.
+        if self.lanes[lane].trail.is_some() {
+            return self.malloc_on_trail(&request, site);
         }
-        let bins = &mut own.arenas[kind].bins;
+        self.malloc_fitted(&request)
+    }
+
+    #[cold]
+    fn malloc_on_trail(&mut self, request: &Request, site: u32) -> Result<Address, HeapError> {
+        if request.kind == SMALL { self.malloc_fitted(request) } else { self.malloc_retraced(request, site) }
+    }
+
+    #[inline(always)]
+    fn malloc_fitted(&mut self, request: &Request) -> Result<Address, HeapError> {
+        let &Request { lane, kind, size, requested, tag } = request;
+        let bins = &mut self.lanes[lane].arenas[kind].bins;
         let Some(id) = bins.best(&self.blocks, size) else {
             return self.malloc_block_slow(lane, size, requested, tag).map(|id| self.blocks[id].addr);
         };
