@@ -8,11 +8,11 @@ import ast
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from . import _fixes, _growth
-from ._code import text
+from ._code import last_name, text
 from ._holders import is_container, isinstance_plain
 from ._linked import Linked, link
 from ._path import _LRU, _TENSOR_HOOKS, Path, Step, type_name
-from ._source import HOOKS, Holder, Store
+from ._source import HOOKS, Holder, Store, _pairs, stripped
 
 _SUSPENDED = (" > generator ", " > coroutine ", " > async_generator ")
 
@@ -56,8 +56,8 @@ class Advice:
         """Whether what is kept is a tuple or a list of tensors, as an LSTM's state is."""
         return kept is not None and kept.step is not None and type(kept.step.value) in (tuple, list)
 
-    def fix(self, kept: Optional[Kept], container: Any, again: str) -> str:
-        """`again`: where it is read again and again, if it is."""
+    def fix(self, kept: Optional[Kept], container: Any, again: str, itself: bool = False) -> str:
+        """`again`: where it is read again and again, if it is; `itself`: what is stored is made of what was there."""
         path = self.path
         node = kept.store.statement.node if kept and kept.store else None
         name = self.name(kept)
@@ -156,8 +156,13 @@ class Advice:
             return _fixes.container(name, kind, _fixes.stored_value(node))
         if path.root == "stack":
             return _fixes.generator(name) if path.suspended else _fixes.outside()
-        if kept and kept.store and kept.store.how in ("again", "augment"):
-            return _fixes.regrown(name, _fixes.stored_value(node))
+        store = kept.store if kept else None
+        regrows = self.evidence.candidate.get("shape") == "regrow" and store is not None
+        if regrows or (store is not None and store.how in ("again", "augment")):
+            value = kept.step.value if kept and kept.step is not None else None
+            if not regrows and isinstance_plain(value, tuple):
+                return _fixes.tuple_grown(name)
+            return _fixes.regrown(name, itself or not regrows)
         return _fixes.retained(name)
 
     def _argument(self, step: Step) -> str:
@@ -190,6 +195,10 @@ class Advice:
             return self.stem().split(": ")[-1] or "it"
         if step.text.startswith(".<default"):
             return step.name
+        if self.evidence.candidate.get("shape") == "regrow" and kept is not None:
+            entry = _entry(kept, step.name)
+            if entry:
+                return entry
         if step.kind == "attribute":
             node = kept.store.statement.node if kept and kept.store else None
             for part in [] if node is None else ast.walk(node):
@@ -197,6 +206,16 @@ class Advice:
                     return text(part)
             return f"{class_name(step.parent)}.{step.name}"
         return kept.holder.name if step.kind == "index" and kept and kept.holder else step.name
+
+
+def _entry(kept: Kept, name: str) -> str:
+    """The entry that a statement stores into, as it writes it: `bank[name]`. "" if it is none of that name."""
+    node = kept.store.statement.node if kept.store is not None else None
+    for target in node.targets if isinstance(node, ast.Assign) else []:
+        for single, _ in _pairs(target, node.value):
+            if isinstance(single, ast.Subscript) and last_name(stripped(single)[0]) == name:
+                return text(single)
+    return ""
 
 
 def _alike(hooks: Any) -> bool:

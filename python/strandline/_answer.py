@@ -7,7 +7,7 @@ Invariant: the answer is plain JSON; nothing of the user's is kept.
 import os
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import _fixes, _growth, _keys, _limits, _turnover, _use
+from . import _anew, _fixes, _growth, _keys, _limits, _turnover, _use
 from ._advice import Advice, Evidence, Kept, class_name, is_a
 from ._code import Files
 from ._holders import Climb, is_container, isinstance_plain
@@ -77,7 +77,11 @@ class _Composer:
         self.group = _growth.largest(evidence.paths)
         self.path = self.group[0][1]
         blocks = evidence.candidate.get("blocks", [])
-        self.growth = _growth.growth(self.group, len({block.get("step") for block in blocks}))
+        # What regrows lies in one place for each: the same blocks, larger, and no container gets one more.
+        self.regrows = evidence.candidate.get("shape") == "regrow"
+        self.growth = (
+            None if self.regrows else _growth.growth(self.group, len({block.get("step") for block in blocks}))
+        )
         stack = [
             (str(frame.get("file", "")), str(frame.get("function", "")), int(frame.get("line", 0)))
             for frame in evidence.candidate.get("stack", [])
@@ -129,7 +133,15 @@ class _Composer:
         )
         keyed = isinstance_plain(container, dict)
         whole = kept is not None and kept.holder is not None and _use.whole(used, kept.holder, keyed)
-        answer["fix"] = self.advice.fix(kept, container, again if whole else "")
+        itself = (
+            self.regrows
+            and kept is not None
+            and kept.store is not None
+            and kept.holder is not None
+            and kept.store.how != "add"
+            and _anew.of_itself(kept.store, kept.holder, self.finder)
+        )
+        answer["fix"] = self.advice.fix(kept, container, again if whole else "", itself)
         answer["group"] = (
             _circle(path) if path.around else f"{kept.file}:{kept.line}" if kept else self.advice.stem()
         )
@@ -184,9 +196,16 @@ class _Composer:
         if shape == "burst" and again:
             return _limits.Bound(f"made late and in use since: {holder.name} is read at {again}", None, None)
         if shape == "regrow":
-            anew = None if path.through_graph else _limits.newest_only(store, holder)
-            return _limits.larger_only(store, holder, self.finder) or anew
+            newest = not path.through_graph and not self._grows_below(kept)
+            return _anew.excuse(store, holder, self.finder, newest)
         return None
+
+    def _grows_below(self, kept: Kept) -> bool:
+        """Whether a name leads to the block by way of an object of which an attribute is what grows."""
+        steps = self.path.steps
+        at = next((n for n, step in enumerate(steps) if step is kept.step), len(steps))
+        holders = [holder_of(step, self.path, ()) for step in steps[at + 1 :] if step.kind == "attribute"]
+        return any(_anew.grown(holder, self.finder) for holder in holders if holder is not None)
 
     def _used(self, kept: Optional[Kept], container: Any) -> Optional[_use.Used]:
         """What the program does with what is kept, where its own line keeps it, or a list of modules does."""
@@ -215,6 +234,8 @@ class _Composer:
             if self.row is not None
             else self.growth + 1
             if self.growth is not None
+            else len(steps)
+            if self.regrows
             else _growth.common(self.group)
         )
         named: List[Tuple[int, Step]] = []
@@ -232,7 +253,7 @@ class _Composer:
             # The statement that links an object to the one before, but for the class's own: then where one is made.
             named.sort(key=lambda item: self._links(item[0], item[1]))
             return named
-        if len(self.group) == 1 and not path.around:
+        if (len(self.group) == 1 or self.regrows) and not path.around:
             named.sort(key=lambda item: item[1].weak)
         if path.around:
             named.sort(key=lambda item: not hasattr(type(item[1].parent), "_forward_cls"))
@@ -438,7 +459,7 @@ class _Composer:
         grows = self.evidence.candidate.get("shape") == "regrow" or any(s.kind == "index" for s in below)
         if self.path.through_graph or grows:
             return None
-        return _turnover.replaced(self.finder.stores(holder), store, holder, container, owner)
+        return _turnover.replaced(self.finder.stores(holder), store, holder, container, owner, self.finder)
 
     def _owners_go(self) -> Optional[_limits.Bound]:
         """The container belongs to an entry of another one, and the program takes entries out of that."""

@@ -181,8 +181,29 @@ def retained(name: str) -> str:
     )
 
 
-def regrown(name: str, value: Optional[str]) -> str:
-    return f"{name} is copied into a larger tensor each time; move the parts to the CPU as they come, or reset {name}"
+def regrown(name: str, itself: bool) -> str:
+    """`itself`: the source shows that it is made of what was there."""
+    how = "copied into" if itself else "bound to"
+    return (
+        f"{name} is {how} a larger tensor each time; keep only the newest part of it, move the parts to the CPU as they "
+        f"come, or reset {name}"
+    )
+
+
+def tuple_grown(name: str) -> str:
+    return (
+        f"{name} is made anew each time as a tuple with one entry more, and loses none; keep only the newest entries "
+        f"({name} = {name}[-n:]), or reset it"
+    )
+
+
+def context_variable(name: str, many: bool) -> str:
+    """`many`: its value is a tuple or a container."""
+    what = "one entry more each time and loses none" if many else "what is set and keeps it"
+    return (
+        f"the context variable {name} gets {what}; keep only what is read of it, or undo each set "
+        f"(token = {name}.set(…), then {name}.reset(token))"
+    )
 
 
 def library_call(call: str, inner: str, graph: bool) -> str:

@@ -6,6 +6,7 @@ are plain values.
 """
 
 import collections
+import contextvars
 import functools
 import os
 import types
@@ -155,6 +156,8 @@ def describe(thing: Any) -> str:
     for kind in _GENERATORS:
         if type(thing) is kind:
             return f"{kind.__name__} {thing.__name__}()"
+    if type(thing) is contextvars.Context:
+        return "the context of a thread or task: "
     if isinstance_plain(thing, types.ModuleType):
         return f"module {thing.__name__}"
     if type(thing) is types.FunctionType:
@@ -252,6 +255,8 @@ def _step(parent: Any, child: Any, rest: List[Any]) -> Tuple[int, List[Step]]:
         return 1, [Step("part", ".__self__" if parent.__self__ is child else ".__func__", parent, child)]
     if kind is _LRU:
         return _of_cache(parent, child, rest)
+    if kind is contextvars.Context:
+        return _of_context(parent, child, rest)
     if kind is functools.partial:
         name = (
             "keywords"
@@ -343,6 +348,17 @@ def _of_function(function: Any, child: Any, rest: List[Any]) -> Tuple[int, List[
     if function.__kwdefaults__ is child:
         return 1, [Step("part", ".__kwdefaults__", function, child)]
     return _of_instance(function, child, rest)
+
+
+def _of_context(context: Any, child: Any, rest: List[Any]) -> Tuple[int, List[Step]]:
+    """The variable's name instead of the tree in which a context keeps the values."""
+    values = {id(value): variable for variable, value in contextvars.Context.items(context)}
+    for at, link in enumerate([child, *rest]):
+        variable = values.get(id(link))
+        if variable is not None:
+            step = Step("part", f"ContextVar {variable.name!r}", context, link, name=variable.name)
+            return at + 1, [step]
+    return 1, [Step("opaque", f".<{type_name(child)}>", context, child)]
 
 
 def _of_cache(cache: Any, child: Any, rest: List[Any]) -> Tuple[int, List[Step]]:

@@ -411,6 +411,8 @@ def _ways(node: Any, is_it: Matcher, match: Matcher, name: str) -> Iterator[Tupl
     )
     for target in targets:
         for single, value in _pairs(target, node.value):
+            if isinstance(single, ast.Attribute) and single.attr == "data" and not match(single):
+                single = single.value  # x.data = …
             base, keys = stripped(single)
             if not is_it(base):
                 continue
@@ -446,6 +448,8 @@ def _ways(node: Any, is_it: Matcher, match: Matcher, name: str) -> Iterator[Tupl
                     keys,
                     base,
                 )
+            elif called.attr in ("resize_", "set_") and match(called.value):
+                yield 95, "again", keys, base
             if called.attr == HOOKS.get(name) or (
                 name == "_backward_hooks" and called.attr == "register_hook"
             ):

@@ -5,17 +5,18 @@ Invariant: claims one of them only where the path itself shows it; None leaves t
 """
 
 import ast
+import contextvars
 import re
 import sys
 import types
 import weakref
-from typing import Any, NamedTuple, Optional, Tuple
+from typing import Any, List, NamedTuple, Optional, Tuple
 
 from . import _fixes
-from ._code import expressions, text
+from ._code import expressions, last_name, text
 from ._path import Path
 from ._roots import Roots, is_user_file
-from ._source import File, Finder
+from ._source import ADDERS, File, Finder
 
 _LAST_ERROR = ("last_traceback", "last_value", "last_exc")
 _HISTORY = re.compile(r"Out|_oh|_+|_\d+|_i+|_i\d+")
@@ -49,6 +50,8 @@ def special(path: Path, container: Any, roots: Roots, finder: Finder) -> Optiona
         return Special("notebook history", path.text(), None, _fixes.notebook(first.name), "nothing")
     if path.root == "stack" and type(first.parent) in (types.FunctionType, types.MethodType):
         return _registered(path, first.parent, finder)
+    if type(first.parent) is contextvars.Context and first.kind == "part":
+        return _of_variable(path, container, finder)
     where = first.where
     if path.root == "local" and where is not None and not where.main and container is None:
         count = roots.threads.get((where.file, where.function), 1)
@@ -60,6 +63,52 @@ def special(path: Path, container: Any, roots: Roots, finder: Finder) -> Optiona
         fix = _fixes.threads(where.function, f"{first.name}{rest}", count)
         return Special("thread", held, kept, fix, "nothing")
     return None
+
+
+def _of_variable(path: Path, container: Any, finder: Finder) -> Special:
+    """What a context variable keeps: the line that sets it, or adds to its value."""
+    first = path.steps[0]
+    names = {
+        last_name(target)
+        for place in finder.user_files
+        for statement in finder.files.get(place).statements
+        if isinstance(statement.node, (ast.Assign, ast.AnnAssign)) and statement.node.value is not None
+        for target in getattr(statement.node, "targets", None) or [statement.node.target]
+        if _makes_variable(statement.node.value, first.name)
+    } or {first.name}
+    found: List[Tuple[int, File, int, str]] = []
+    for place in finder.user_files:
+        file = finder.files.get(place)
+        for statement in file.statements:
+            for node in expressions(statement.node):
+                if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                    continue
+                base = node.func.value
+                sets = node.func.attr == "set" and last_name(base) in names
+                adds = (
+                    node.func.attr in ADDERS
+                    and isinstance(base, ast.Call)
+                    and last_name(base.func) == "get"
+                    and last_name(getattr(base.func, "value", None)) in names
+                )
+                if sets or adds:
+                    first_choice = adds if container is not None else sets
+                    found.append((0 if first_choice else 1, file, statement.line, text(base)))
+    found.sort(key=lambda item: item[0])
+    kept = (found[0][1], found[0][2]) if found else None
+    name = min(names) if len(names) == 1 else first.name
+    many = container is not None or any(step.kind == "part" for step in path.steps[1:2])
+    return Special("ContextVar", path.text(), kept, _fixes.context_variable(name, many), "nothing")
+
+
+def _makes_variable(value: Any, name: str) -> bool:
+    return (
+        isinstance(value, ast.Call)
+        and last_name(value.func) == "ContextVar"
+        and bool(value.args)
+        and isinstance(value.args[0], ast.Constant)
+        and value.args[0].value == name
+    )
 
 
 def _registered(path: Path, function: Any, finder: Finder) -> Optional[Special]:

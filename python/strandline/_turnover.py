@@ -10,13 +10,14 @@ import os
 import sys
 from typing import Any, List, Optional, Set
 
-from ._limits import Bound, evicting, guarded, length_of, of_itself, takes
+from ._anew import of_itself
+from ._limits import Bound, evicting, guarded, length_of, takes
 from ._source import Finder, Holder, Store, finds
 from ._use import runs_often
 
 
 def replaced(
-    stores: List[Store], store: Store, holder: Holder, container: Any, owner: Any
+    stores: List[Store], store: Store, holder: Holder, container: Any, owner: Any, finder: Finder
 ) -> Optional[Bound]:
     """A list whose entries are replaced where the blocks were made, and appended to under a bound or not at all."""
 
@@ -27,7 +28,7 @@ def replaced(
             for target in node.targets
         )
 
-    if not isinstance(container, list) or not replaces(store) or of_itself(store, finds(holder)):
+    if not isinstance(container, list) or not replaces(store) or of_itself(store, holder, finder):
         return None
     for each in stores:
         if each.how in ("assign", "init") or replaces(each):

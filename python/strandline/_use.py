@@ -178,6 +178,15 @@ def runs_often(function: Any, cls: Optional[str], finder: Finder) -> bool:
     return _runs_often(function, cls, finder, 3, set())
 
 
+def runs_once(function: Any, cls: Optional[str], finder: Finder) -> bool:
+    """Whether the source calls a function, and from nowhere again and again: not one that nothing calls by its name."""
+    return any(
+        _calls(finder.files.get(place), statement, function, cls, finder)
+        for place in finder.user_files
+        for statement in finder.files.get(place).statements
+    ) and not runs_often(function, cls, finder)
+
+
 def _runs_often(function: Any, cls: Optional[str], finder: Finder, depth: int, seen: Set[int]) -> bool:
     """Whether a function is called from a loop, as far as names tell."""
     if function.name in _ALWAYS:
