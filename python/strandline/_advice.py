@@ -192,7 +192,7 @@ class Advice:
     def name(self, kept: Optional[Kept]) -> str:
         step = kept.step if kept else None
         if step is None:
-            return self.stem().split(": ")[-1] or "it"
+            return self.stem().split(": ")[-1].replace("global ", "") or "it"
         if step.text.startswith(".<default"):
             return step.name
         if self.evidence.candidate.get("shape") == "regrow" and kept is not None:

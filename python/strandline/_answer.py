@@ -300,7 +300,7 @@ class _Composer:
                     ]
                     if own:  # `self.adapters[name] = …` of a ModuleDict
                         return self._made(own[0], holder, step, "")
-                    calls = self.finder.calls(holder, method)
+                    calls = self.finder.calls(holder, method, not is_a(step.value, "Module"))
                     if calls and is_user_file(calls[0].file.name):
                         return self._made(
                             calls[0], holder, step, f"{os.path.basename(library.file.name)}:{library.line}"
@@ -312,6 +312,8 @@ class _Composer:
             good = [store for store in stores if is_user_file(store.file.name)]
             if good and (good[0].score > 20 or position == 0):
                 best = good[0]
+                if best.how in ("assign", "init") and library is not None and self._modules():
+                    continue  # a module around the one that the library's line adds to
                 if best.how in ("assign", "init") and self.growth is not None:
                     deeper = self._below()
                     if deeper is not None:
@@ -324,13 +326,18 @@ class _Composer:
                 call = self._call_around(stores, step)
                 if call is not None:
                     return call
-            if stores and library is None and not good:
+            closer = bool(stores) and stores[0].how == "item" and self._modules()
+            if stores and not good and (library is None or closer):
                 library = stores[0]
         if fallback is None:
             fallback = self._as_attribute()
         if fallback is None and library is not None:
             return self._made(library, None, None, "")
         return fallback
+
+    def _modules(self) -> bool:
+        """Whether what grows is torch's list or dict of modules."""
+        return self.growth is not None and _growth.of_modules(self.path.steps[self.growth].parent)
 
     def _call_around(self, stores: List[Store], step: Step) -> Optional[Kept]:
         """The user's call in which a library's statement both makes the block and stores it

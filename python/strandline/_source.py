@@ -134,8 +134,9 @@ class Finder:
                 best[at] = store
         return sorted(best.values(), key=lambda store: -store.score)
 
-    def calls(self, holder: Holder, method: str) -> List[Store]:
-        """Statements that call a method of the holder, or the holder itself; `method` is the one that stores."""
+    def calls(self, holder: Holder, method: str, plain: bool = True) -> List[Store]:
+        """Statements that call a method of the holder, or the holder itself; `method` is the one that stores. Without
+        `plain` the holder itself only for what its call runs: a module's `forward` adds no modules."""
         match = finds(holder)
         found: List[Store] = []
         for file, statements in self.scopes(holder):
@@ -147,7 +148,10 @@ class Finder:
                         continue
                     base, _ = stripped(node.func)
                     if match(base):
-                        score = 60 if method in ("forward", "__call__", "update", "_wrapped_update") else 30
+                        run = method in ("forward", "__call__", "update", "_wrapped_update")
+                        if not run and not plain:
+                            continue
+                        score = 60 if run else 30
                     elif isinstance(node.func, ast.Attribute) and match(stripped(node.func.value)[0]):
                         name = node.func.attr
                         if name == method or name == method.lstrip("_"):

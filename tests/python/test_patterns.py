@@ -183,3 +183,59 @@ def test_a_method_of_that_name_in_a_file_that_knows_no_such_class_says_nothing(t
     name = "another object's method of that name"
     answer, _ = explain(HEAD + PATTERNS[name]["source"], tmp_path / "train.py", name)
     assert answer["used"] == "read", answer
+
+
+ADAPTERS = """
+from torch import nn
+class Adapted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.extra = nn.ModuleDict({})
+    def update_layer(self, name):
+        self.extra[name] = nn.Linear(8, 8)
+    def forward(self, x):
+        return sum(layer(x) for layer in self.extra.values())
+def add_adapter(model, name):
+    for layer in model.children():
+        layer.update_layer(name)
+"""
+ADAPTED = """
+import adapters
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.b = adapters.Adapted()
+    def forward(self, x): return self.b(x)
+net = Net()
+for i in range(8):
+    {adds}  # ADD
+    net(torch.randn(2, 8)).sum().backward()
+    note(net.b.extra[f"t{{i}}"].weight.grad)
+    tick()
+ask()
+"""
+
+
+@pytest.mark.parametrize(
+    "adds, place",
+    [
+        ('adapters.add_adapter(net, f"t{i}")', "adapters.py"),
+        ('net.b.update_layer(f"t{i}")', "train.py"),
+    ],
+)
+def test_a_modules_forward_adds_no_modules(adds, place, tmp_path, monkeypatch):
+    """Modules that a library adds to one of its own, of which the gradients stay: neither the line that made the module
+    around them, nor the one that runs it keeps them."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "adapters.py").write_text(ADAPTERS)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "adapters", raising=False)
+    source = HEAD + ADAPTED.format(adds=adds)
+    try:
+        answer, _ = explain(source, tmp_path / "train.py", "adapted")
+    finally:
+        sys.modules.pop("adapters", None)
+    kept = answer["kept_at"]
+    assert kept["file"].endswith(place), answer
+    assert ("# ADD" if place == "train.py" else "self.extra[name] =") in kept["code"], answer
