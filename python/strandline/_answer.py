@@ -309,6 +309,9 @@ class _Composer:
                 (store for holder in holders for store in self.finder.stores(holder)),
                 key=lambda store: -store.score,
             )
+            if self.regrows and step is self.path.steps[-1]:
+                # The name is the tensor's own: `buf[a:b] = x` writes into it, and keeps nothing.
+                stores = [store for store in stores if store.how != "item"] or stores
             good = [store for store in stores if is_user_file(store.file.name)]
             if good and (good[0].score > 20 or position == 0):
                 best = good[0]

@@ -103,7 +103,7 @@ layers(
 )
 layers(
     "room that is doubled",
-    "self.count += len(x)\nif self.count > self.room:\n    self.room = 2 * self.count\n    longer = torch.zeros(self.room, 8)\n    longer[:len(self.mem)] = self.mem\n    self.mem = longer!",
+    "self.count += len(x)\nif self.count > self.room:\n    self.room = 2 * self.count\n    longer = torch.zeros(self.room, 8)\n    longer[:len(self.mem)] = self.mem\n    self.mem = longer!\nself.mem[-1:] = x[:1]",
 )
 
 _ANEW = r"made anew in each step, as large as its input: mem \(train\.py:\d+\)"
