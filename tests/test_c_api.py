@@ -146,6 +146,29 @@ def test_threads_that_end_their_requests_at_once_are_judged_in_turn(tmp_path):
     assert finding["called_at_step"] < 60
 
 
+def test_why_accounting_did_not_begin_is_said(tmp_path):
+    source = tmp_path / "wrong.c"
+    source.write_text(
+        """
+        #include <stdio.h>
+        #include "strandline.h"
+        int main(void) {
+            char why[512];
+            int code = strandline_open(STRANDLINE_HOST, "{\\"quiet\\": 3}");
+            strandline_error(why, sizeof why);
+            puts(why);
+            return code == STRANDLINE_EINVAL ? 0 : 1;
+        }
+        """
+    )
+    done = run(tmp_path, compiled(tmp_path, source))
+    assert done.returncode == 0
+    assert done.stdout.startswith(
+        "The options are not the JSON object of strandline.h: invalid type: integer `3`"
+    )
+    assert done.stderr.startswith("strandline: the options are not the JSON object")
+
+
 def test_an_example_says_what_fails(tmp_path):
     program = compiled(tmp_path, ROOT / "examples/c/leak.c")
     done = run(tmp_path, program, "cuda", env={"STRANDLINE_LIBCUDA": str(tmp_path / "none.so")})

@@ -107,6 +107,9 @@ class request:
 
     def __enter__(self) -> "request":
         self._token = _inside.set(True) if not _inside.get() else None
+        clock = _running()
+        if clock is not None:
+            clock.request_begins()
         return self
 
     def __exit__(self, *_: Any) -> None:

@@ -201,6 +201,11 @@ class Clock:
     def step_by_hand(self) -> None:
         self.tick(BY_HAND, 0)
 
+    def request_begins(self) -> None:
+        """Its end will be told: no step is guessed from now on."""
+        if not self.asleep:
+            self.leader.leads(BY_HAND, 0)
+
     def epoch_by_hand(self) -> None:
         if not self.asleep:
             self._by_hand = True

@@ -118,16 +118,13 @@ pub extern "C" fn strandline_version() -> *const c_char {
 pub unsafe extern "C" fn strandline_start(mode: c_int, options: *const c_char) -> c_int {
     // SAFETY: the caller's contract.
     let options = unsafe { text(options) };
-    let code = guarded(STRANDLINE_EINTERNAL, || match process::start(mode, options) {
+    guarded(STRANDLINE_EINTERNAL, || match process::start(mode, options) {
         Ok(()) => 0,
-        Err(_) => STRANDLINE_EINVAL,
-    });
-    if code < 0 {
-        c_allocator::keep(format!(
-            "Accounting did not begin in mode {mode}: see stderr, and strandline_mode()."
-        ));
-    }
-    code
+        Err(process::NotStarted(why)) => {
+            c_allocator::keep(why);
+            STRANDLINE_EINVAL
+        }
+    })
 }
 
 /// See `strandline.h`.

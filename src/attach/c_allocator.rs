@@ -197,8 +197,8 @@ fn open(device: c_int, options: Option<&str>) -> Outcome {
                  first block of CUDA's own, or run the program with --mode heap.",
             );
         }
-        if process::start(mode as i32, options).is_err() {
-            return failure(STRANDLINE_EINVAL, "Accounting could not begin, for the reason on stderr.");
+        if let Err(process::NotStarted(why)) = process::start(mode as i32, options) {
+            return failure(STRANDLINE_EINVAL, why);
         }
         // Where Python's side runs, it has finished by then.
         process::report_at_exit();
@@ -441,6 +441,8 @@ pub extern "C" fn strandline_reset_peaks(device: c_int) -> c_int {
 /// See `strandline.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn strandline_request_begin() -> c_int {
+    // Its end will be a step: none is guessed from now on.
+    cuda_api::pulse::by_hand();
     REQUESTS
         .try_with(|requests| {
             requests.set(requests.get().saturating_add(1));
@@ -463,7 +465,6 @@ pub extern "C" fn strandline_request_end() -> c_int {
     };
     if left == 0 {
         guarded((), || {
-            cuda_api::pulse::by_hand();
             if let Some(state) = process::state() {
                 state.step();
             }

@@ -462,6 +462,7 @@ impl State {
             world_size: self.outcome.rank.1.into(),
             mode: self.mode().word().into(),
             written: why.word().into(),
+            forked: super::fork::children(),
             focus: self.options.focus.clone().unwrap_or_default(),
             time: std::time::SystemTime::now()
                 .duration_since(std::time::UNIX_EPOCH)

@@ -66,6 +66,10 @@ impl Report {
     }
 }
 
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
 /// The run that the report is about.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -90,6 +94,9 @@ pub struct Run {
     /// Why the report was written: "exit", "asked", "out of memory", "finding", "crash".
     #[serde(skip_serializing_if = "String::is_empty")]
     pub written: String,
+    /// Children that it forked, in which nothing is watched.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub forked: u64,
     /// What ended the job, in a report of a crash.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub crash: Option<Crash>,
