@@ -1,6 +1,7 @@
 """Metrics over HTTP: a scraper's view of a running job, and what hostile clients, forks and taken ports do to it."""
 
 import concurrent.futures
+import contextlib
 import http.client
 import json
 import os
@@ -219,20 +220,25 @@ def test_a_child_does_not_keep_the_port(jobs, python):
                 os.kill(pid, signal.SIGKILL)
 
 
+@contextlib.contextmanager
 def free_ports(count):
-    """The first of so many free ports in a row."""
-    for first in range(20000 + os.getpid() % 20000, 60000, count):
-        held = []
-        try:
-            for port in range(first, first + count):
-                held.append(socket.create_server(("127.0.0.1", port)))
-            return first
-        except OSError:
-            continue
-        finally:
-            for one in held:
-                one.close()
-    raise AssertionError("no free ports")
+    """The first of so many ports in a row, which nobody else is given meanwhile; a job that asks for them by number
+    gets them: a port that is bound, and not listened at, may be bound again by who sets SO_REUSEADDR."""
+    with contextlib.ExitStack() as taken:
+        for first in range(20000 + os.getpid() % 20000, 60000, count):
+            with contextlib.ExitStack() as held:
+                try:
+                    for port in range(first, first + count):
+                        one = held.enter_context(socket.socket())
+                        one.bind(("127.0.0.1", port))
+                        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                except OSError:
+                    continue
+                taken.push(held.pop_all())
+                break
+        else:
+            raise AssertionError("no free ports")
+        yield first
 
 
 def test_a_port_that_is_taken_is_said_once_and_the_job_goes_on(jobs, python):
@@ -246,25 +252,23 @@ def test_a_port_that_is_taken_is_said_once_and_the_job_goes_on(jobs, python):
 
 
 def test_each_rank_of_a_host_has_a_port_of_its_own(jobs, python):
-    first = free_ports(3)
-    env = {"STRANDLINE_CONF": f"openmetrics_listen:{first}", "WORLD_SIZE": "3"}
-    ranks = [
-        Served(jobs, python, plain=True, env={**env, "RANK": str(n), "LOCAL_RANK": str(n)}) for n in range(3)
-    ]
-    try:
+    with free_ports(3) as first, contextlib.ExitStack() as running:
+        env = {"STRANDLINE_CONF": f"openmetrics_listen:{first}", "WORLD_SIZE": "3"}
+        ranks = [
+            running.enter_context(
+                Served(jobs, python, plain=True, env={**env, "RANK": str(n), "LOCAL_RANK": str(n)})
+            )
+            for n in range(3)
+        ]
         for n, job in enumerate(ranks):
             assert job.port == first + n
             (sample,) = families(ask(first + n)[2])["strandline_run"].samples
             assert sample.labels["rank"] == str(n)
         assert [job.finish()[0] for job in ranks] == [0, 0, 0]
-    finally:
-        for job in ranks:
-            job.__exit__()
 
 
 def test_torchrun_leaves_the_ports_to_its_ranks(jobs, python):
     """The launcher imports torch, too, and has the same environment."""
-    first = free_ports(2)
     script = jobs.script(
         """
         import os, time, torch, urllib.request
@@ -285,16 +289,17 @@ def test_torchrun_leaves_the_ports_to_its_ranks(jobs, python):
             break
         """
     )
-    done = jobs.run(
-        python,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        script,
-        env={"PORT": str(first)},
-        options=["--openmetrics-listen", str(first)],
-    )
+    with free_ports(2) as first:
+        done = jobs.run(
+            python,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node=2",
+            script,
+            env={"PORT": str(first)},
+            options=["--openmetrics-listen", str(first)],
+        )
     assert done.code == 0, done.err[-3000:]
     assert sorted(line for line in done.out.splitlines() if "scraped" in line) == ["scraped 0", "scraped 1"]
     assert "not served" not in done.err, done.err
