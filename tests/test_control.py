@@ -14,7 +14,7 @@ import termios
 import time
 
 import pytest
-from runner import COMMAND, Running, end, wait_for_line
+from runner import COMMAND, LIMIT, Running, end, wait_for_line
 
 # CI does fewer than the figure that was promised, which is 1,000.
 DUMPS = int(os.environ.get("STRANDLINE_DUMPS", "60"))
@@ -125,6 +125,61 @@ def test_many_dumps_while_eight_threads_allocate(jobs, python, how):
         )
         code, out, err = job.finish()
         assert (code, err) == (0, "") and "done" in out
+
+
+HOLD = """
+    #include <signal.h>
+    #include <string.h>
+    static volatile sig_atomic_t asker;
+    static void hold(int number, siginfo_t *told, void *context) {
+        (void)number, (void)context;
+        asker = told->si_pid;
+        kill(asker, SIGSTOP);
+    }
+    int held(void) { return asker; }
+    void begin(void) {
+        struct sigaction action;
+        memset(&action, 0, sizeof action);
+        action.sa_sigaction = hold;
+        action.sa_flags = SA_SIGINFO;
+        sigaction(SIGUSR2, &action, 0);
+    }
+"""
+
+
+def test_a_finding_that_comes_right_after_the_report_that_was_asked_for(jobs, python):
+    """It takes the report's place before the one who asked has seen that; the job holds them up meanwhile."""
+    source = jobs.script(HOLD, "hold.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", jobs.folder / "hold.so", source], check=True)
+    script = jobs.script("""
+        import ctypes, json, os, pathlib, signal, sys, time
+        hold = ctypes.CDLL(os.path.abspath("hold.so"))
+        hold.begin()
+        import strandline, torch
+        file = pathlib.Path(os.environ["STRANDLINE_OUT"], f"rank0-{os.getpid()}", "report.json")
+        def written():
+            return json.loads(file.read_text())["run"]["written"] if file.exists() else None
+        torch.ones(1)
+        print("ready", flush=True)
+        while not hold.held() or written() != "asked":
+            time.sleep(0.001)
+        kept = []
+        while written() != "finding":
+            kept.append(torch.ones(1000))
+            strandline.step()
+        os.kill(hold.held(), signal.SIGCONT)
+        sys.stdin.read()
+    """)
+    env = {"STRANDLINE_SIGNAL": "SIGUSR2"}
+    with Running() as job:
+        job.process = jobs.start(python, script, options=["--quiet"], env=env, stdin=subprocess.PIPE)
+        wait_for_line(job.process, "ready")
+        code, out, err = strandline("dump", "--signal", job.process.pid)
+        assert (code, err) == (0, "")
+        with open(out.strip()) as file:
+            run = json.load(file)["run"]
+        assert (run["written"], run["asked"]) == ("finding", 1)
+        assert job.process.communicate("", timeout=LIMIT) == ("", "")
 
 
 def test_a_dump_into_a_folder_of_one_s_own(jobs, python, tmp_path):
