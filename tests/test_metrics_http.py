@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 from runner import COMMAND, Running, wait_for_line
-from test_control import strandline, wait_for
+from test_control import ask as ask_control
+from test_control import places, strandline, wait_for
 
 KIND = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
@@ -112,7 +113,9 @@ def test_a_scraper_reads_a_running_job(jobs, python):
         assert steps > 0
         assert wait_for(lambda: families(ask(port)[2])["strandline_steps"].samples[0].value > steps)
         assert wait_for((jobs.folder / "job.prom").exists)
-        assert set(families((jobs.folder / "job.prom").read_text())) == set(families(ask(port)[2]))
+        # Each is of its own moment, and a finding or the time of a step that is new is in the later one alone.
+        file = jobs.folder / "job.prom"
+        assert wait_for(lambda: set(families(file.read_text())) == set(families(ask(port)[2])))
         # Who watches the job is told where it is.
         _, out, _ = strandline("top", "--once", job.pid)
         assert f"metrics http://127.0.0.1:{port}/metrics" in out
@@ -275,7 +278,7 @@ def test_torchrun_leaves_the_ports_to_its_ranks(jobs, python):
         net = torch.nn.Linear(3, 3)
         optimizer = torch.optim.SGD(net.parameters(), 0.1)
         port = int(os.environ["PORT"]) + int(os.environ["LOCAL_RANK"])
-        until = time.monotonic() + 60
+        until = time.monotonic() + 200
         while time.monotonic() < until:
             net(torch.ones(1, 3)).sum().backward()
             optimizer.step()
@@ -321,7 +324,10 @@ def test_beyond_this_host_only_where_it_is_asked_for(jobs, python):
 def test_nothing_listens_unless_it_is_asked_to(jobs, python):
     with Served(jobs, python, "print('ready', flush=True)\nserve()", plain=True) as job:
         wait_for_line(job.process, "ready")
-        time.sleep(1)
+        # One that listens would have begun before the control socket tells of steps.
+        (path,) = places(job.pid)
+        live = '{"strandline":1,"ask":"live"}'
+        assert wait_for(lambda: path.exists() and ask_control(path, live)[0]["ok"]["steps"] > 0, 60)
         names = [path.read_text().strip() for path in Path(f"/proc/{job.pid}/task").glob("*/comm")]
         assert "strandline" in {name[:10] for name in names} and "strandline-http" not in names
         code, _, err = job.finish()
