@@ -1,5 +1,6 @@
 """While a job runs: dumps by socket and by signal, the live view, and what must not come of them."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -58,11 +59,13 @@ class Job(Running):
         self.process = jobs.start(python, script, options=options, env=env, stdin=subprocess.PIPE)
         self.pid = self.process.pid
         wait_for_line(self.process, "ready")
-        self.socket = next((p for p in places(self.pid, env) if wait_for(p.exists, 10)), None)
+        self.socket = None
+        if (env or {}).get("STRANDLINE_CONTROL") != "off":
+            self.socket = next((path for path in places(self.pid, env) if wait_for(path.exists)), None)
 
     def finish(self):
         """(exit code, output, errors)"""
-        out, err = self.process.communicate("", timeout=120)
+        out, err = self.process.communicate("", timeout=LIMIT)
         return self.process.returncode, out, err
 
 
@@ -76,7 +79,7 @@ def places(pid, env=None):
         yield Path(f"/tmp/strandline-{os.geteuid()}/{pid}.sock")
 
 
-def wait_for(condition, seconds=20.0):
+def wait_for(condition, seconds=60.0):
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         if condition():
@@ -295,10 +298,17 @@ def test_requests_that_are_none(jobs, python):
         time.sleep(0.3)
         for one in idle:
             one.close()
-        assert wait_for(lambda: "ok" in (ask(job.socket, hello) or [{}])[0])
-        (answer,) = ask(job.socket, '{"strandline":1,"ask":"live","sites":5,"cells":40}')
-        live = answer["ok"]
-        assert len(live["sites"]) <= 5 and live["steps"] > 0 and live["mode"] == "host"
+
+        def served():
+            # Sent away while those are still there, one may be hung up on before everything is said.
+            with contextlib.suppress(ConnectionError):
+                return any("ok" in answer for answer in ask(job.socket, hello))
+
+        assert wait_for(served)
+        live = '{"strandline":1,"ask":"live","sites":5,"cells":40}'
+        assert wait_for(lambda: ask(job.socket, live)[0]["ok"]["steps"] > 0), "no step was made"
+        live = ask(job.socket, live)[0]["ok"]
+        assert len(live["sites"]) <= 5 and live["mode"] == "host"
         device = live["devices"][0]
         assert 0 < len(device["map"]) <= 40 and max(device["map"]) <= 100
         assert 0 < device["allocated"] <= device["reserved"]
@@ -339,9 +349,12 @@ def test_nothing_of_the_socket_is_seen_in_the_job(jobs, python):
 
 def test_a_descriptor_table_without_ours(jobs, python):
     with Job(jobs, python) as job:
-        links = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{job.pid}/fd")]
+        links = []
+        for entry in os.scandir(f"/proc/{job.pid}/fd"):
+            with contextlib.suppress(FileNotFoundError):  # the job has closed it meanwhile
+                links.append(os.readlink(entry.path))
         kinds = [link for link in links if link.startswith("socket")]
-        assert kinds == [], links
+        assert links and kinds == [], links
         assert job.finish()[0] == 0
 
 
@@ -350,11 +363,11 @@ def test_a_forked_child_does_not_listen(jobs, python):
         torch.ones(3)
         pid = os.fork()
         if pid == 0:
-            sys.stdin.close()
-            time.sleep(60)
+            os.closerange(0, 3)  # nobody waits for the end of what it might say
+            time.sleep(600)
             os._exit(0)
-        print("child", pid, flush=True)
-        open("child", "w").write(str(pid))
+        with open("child", "w") as file:
+            file.write(str(pid))
         serve(1)
     """
     with Job(jobs, python, text) as job:
@@ -380,7 +393,7 @@ def test_the_socket_is_removed_at_the_end(jobs, python, ending):
             assert code == -signal.SIGTERM
         else:
             job.finish()
-        assert wait_for(lambda: not job.socket.exists(), 5)
+        assert wait_for(lambda: not job.socket.exists())
 
 
 def test_what_a_killed_job_leaves_is_removed_by_the_next(jobs, python, tmp_path):
@@ -394,7 +407,7 @@ def test_what_a_killed_job_leaves_is_removed_by_the_next(jobs, python, tmp_path)
         code, _, err = strandline("dump", job.pid)
         assert code == 2 and "no process" in err
     with Job(jobs, python, env=env) as job:
-        assert wait_for(lambda: not dead.exists(), 5) and job.socket.exists()
+        assert wait_for(lambda: not dead.exists()) and job.socket.exists()
         assert job.finish()[0] == 0
 
 
@@ -503,7 +516,7 @@ class Screen:
                 column += 1
         return "\n".join("".join(line).rstrip() for line in cells)
 
-    def shows(self, text, seconds=20):
+    def shows(self, text, seconds=60):
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self.read()
@@ -515,8 +528,11 @@ class Screen:
         os.write(self.ours, keys.encode())
 
     def end(self):
-        self.read(1.0)
-        _, status = os.waitpid(self.pid, 0)
+        """Its exit code. What it still draws is read: it would wait for that."""
+        while (ended := os.waitpid(self.pid, os.WNOHANG))[0] == 0:
+            self.read()
+        self.read()
+        _, status = ended
         os.close(self.ours)
         return os.waitstatus_to_exitcode(status)
 
