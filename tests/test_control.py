@@ -4,13 +4,16 @@ import contextlib
 import fcntl
 import json
 import os
+import pathlib
 import pty
 import re
 import select
+import shutil
 import signal
 import socket
 import struct
 import subprocess
+import tempfile
 import termios
 import time
 
@@ -70,13 +73,11 @@ class Job(Running):
 
 
 def places(pid, env=None):
-    from pathlib import Path
-
     runtime = {**os.environ, **(env or {})}.get("XDG_RUNTIME_DIR")
-    if runtime and Path(runtime).is_dir():
-        yield Path(runtime) / "strandline" / f"{pid}.sock"
+    if runtime and pathlib.Path(runtime).is_dir():
+        yield pathlib.Path(runtime) / "strandline" / f"{pid}.sock"
     else:
-        yield Path(f"/tmp/strandline-{os.geteuid()}/{pid}.sock")
+        yield pathlib.Path(f"/tmp/strandline-{os.geteuid()}/{pid}.sock")
 
 
 def wait_for(condition, seconds=60.0):
@@ -234,10 +235,6 @@ def test_processes_that_cannot_be_asked(jobs, python):
 def test_another_user_is_refused(jobs, python):
     nobody = 65534
     with Job(jobs, python) as job:
-        import pathlib
-        import shutil
-        import tempfile
-
         with tempfile.TemporaryDirectory() as folder:
             os.chmod(folder, 0o755)
             copy = pathlib.Path(folder) / "strandline"
@@ -252,9 +249,13 @@ def test_another_user_is_refused(jobs, python):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_the_socket_checks_who_connects(jobs, python):
-    """Even where the folder lets everybody in."""
-    with Job(jobs, python) as job:
+    """Even where the folder lets everybody in: one of this job's own, since other jobs would not use it meanwhile."""
+    with contextlib.ExitStack() as around:
+        runtime = around.enter_context(tempfile.TemporaryDirectory())
+        os.chmod(runtime, 0o755)
+        job = around.enter_context(Job(jobs, python, env={"XDG_RUNTIME_DIR": runtime}))
         folder = job.socket.parent
+        assert folder.parent == pathlib.Path(runtime)
         assert folder.stat().st_mode & 0o777 == 0o700
         assert job.socket.stat().st_mode & 0o777 == 0o600
         code = (
@@ -266,10 +267,7 @@ def test_the_socket_checks_who_connects(jobs, python):
         )
         os.chmod(folder, 0o755)
         os.chmod(job.socket, 0o666)
-        try:
-            done = subprocess.run([python, "-c", code, job.socket], capture_output=True, text=True)
-        finally:
-            os.chmod(folder, 0o700)
+        done = subprocess.run([python, "-c", code, job.socket], capture_output=True, text=True)
         assert done.stdout.strip() == "b''", done.stdout + done.stderr
         assert job.finish()[0] == 0
 
