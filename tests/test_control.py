@@ -117,18 +117,25 @@ def test_many_dumps_while_eight_threads_allocate(jobs, python, how):
     with Job(jobs, python, "serve(8)") as job:
         option = ["--signal"] if how == "signal" else []
         steps = []
-        for n in range(DUMPS):
+
+        def dump():
             code, out, err = strandline("dump", *option, job.pid)
-            assert (code, err) == (0, ""), f"dump {n}: {err}"
+            assert (code, err) == (0, ""), f"dump {len(steps)}: {err}"
             with open(out.strip()) as file:
                 steps.append(json.load(file)["run"]["steps"])  # never half of a file
-        assert steps == sorted(steps) and steps[-1] > steps[0]
+            return steps[-1] > steps[0]
+
+        for _ in range(DUMPS):
+            dump()
+        assert wait_for(dump), "the job makes steps meanwhile"
+        assert steps == sorted(steps)
+        code, out, err = job.finish()
+        assert (code, err) == (0, "") and "done" in out
+        # Not before the end: the report of a finding may be written at any moment.
         folder = jobs.out / f"rank0-{job.pid}"
         assert [p.name for p in folder.iterdir() if p.name.startswith(".")] == [], (
             "a file written aside is left"
         )
-        code, out, err = job.finish()
-        assert (code, err) == (0, "") and "done" in out
 
 
 HOLD = """

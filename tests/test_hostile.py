@@ -91,7 +91,10 @@ def test_sigkill_leaves_no_half_written_file(jobs, python):
     import json
     import time
 
-    time.sleep(2.0)
+    from test_control import wait_for
+
+    assert wait_for(lambda: list(jobs.out.rglob("report.json"))), "reports are written all the time"
+    time.sleep(0.5)
     code, _, _ = end(process, signal.SIGKILL)
     assert code == -signal.SIGKILL
     for path in jobs.out.rglob("*.json"):
