@@ -79,7 +79,9 @@ def test_a_signal_in_the_middle_of_a_step_still_kills(jobs, python, number):
 
 
 def test_a_hangup_that_is_ignored_stays_ignored(jobs, python):
-    script = jobs.script(job("import os, signal\nos.kill(os.getpid(), signal.SIGHUP)\ntrain(model(), 5)\nprint('on')"))
+    script = jobs.script(
+        job("import os, signal\nos.kill(os.getpid(), signal.SIGHUP)\ntrain(model(), 5)\nprint('on')")
+    )
     done = jobs.same(python, script, before=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
     assert (done.code, done.out) == (0, "on\n")
 
