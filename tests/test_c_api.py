@@ -146,6 +146,47 @@ def test_threads_that_end_their_requests_at_once_are_judged_in_turn(tmp_path):
     assert finding["called_at_step"] < 60
 
 
+SLOW = """
+#include <pthread.h>
+#include "strandline.h"
+static void one(size_t size) {
+    void *block;
+    strandline_malloc(STRANDLINE_HOST, size, NULL, &block);
+    strandline_free(block);
+}
+static void *quick(void *count) {
+    long i;
+    for (i = 0; i < (long)count; i++) strandline_request_begin(), one(1 << 20), strandline_request_end();
+    return NULL;
+}
+static void others(long count) {
+    pthread_t thread;
+    pthread_create(&thread, NULL, quick, (void *)count);
+    pthread_join(thread, NULL);
+}
+int main(void) {
+    void *block;
+    if (strandline_open(STRANDLINE_HOST, "{}") != 0) return 1;
+    others(60);
+    if (TOLD) strandline_request_begin();
+    strandline_malloc(STRANDLINE_HOST, 80 << 20, NULL, &block);
+    others(100);
+    strandline_free(block);
+    if (TOLD) strandline_request_end();
+    return 0;
+}
+"""
+
+
+@pytest.mark.parametrize("told", [1, 0])
+def test_what_a_slow_request_holds_is_in_use(tmp_path, told):
+    source = tmp_path / "slow.c"
+    source.write_text(SLOW)
+    done = run(tmp_path, compiled(tmp_path, source, how=("-O1", "-fno-inline", f"-DTOLD={told}")))
+    assert done.returncode == 0
+    assert ("LEAK" in done.stderr) == (not told), done.stderr
+
+
 def test_why_accounting_did_not_begin_is_said(tmp_path):
     source = tmp_path / "wrong.c"
     source.write_text(

@@ -140,6 +140,23 @@ pub extern "C" fn strandline_step() -> c_int {
     active(|state| state.step() as c_int)
 }
 
+/// For the Python side, whose requests may change threads: one begins. Returns its step for
+/// `strandline_internal_request_closes`, which comes before the step that its end is; negative where nothing is watched.
+#[unsafe(no_mangle)]
+pub extern "C" fn strandline_internal_request_opens() -> i64 {
+    guarded(-1, || process::state().map_or(-1, |state| state.clock.request_opens().into()))
+}
+
+/// For the Python side: a request that began in `step` ended.
+#[unsafe(no_mangle)]
+pub extern "C" fn strandline_internal_request_closes(step: i64) {
+    guarded((), || {
+        if let (Some(state), Ok(step)) = (process::state(), step.try_into()) {
+            state.clock.request_closes(step);
+        }
+    });
+}
+
 /// See `strandline.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn strandline_epoch() -> c_int {
