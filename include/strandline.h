@@ -17,8 +17,8 @@
  *   write at most `size` bytes, terminating 0 included; call with size 0 to ask for the length.
  * Ownership. Blocks belong to the caller until strandline_free. Strings that are returned are static. Arguments
  *   are read during the call and never kept.
- * fork. In a forked child strandline is inert: every function here returns STRANDLINE_EINACTIVE or does
- *   nothing. Blocks of host memory stay readable and writable there; a GPU cannot be used in a forked child.
+ * fork. In a forked child strandline is inert: every function here returns STRANDLINE_EINACTIVE or has
+ *   no effect. Blocks of host memory stay readable and writable there; a GPU cannot be used in a forked child.
  */
 #ifndef STRANDLINE_H
 #define STRANDLINE_H
@@ -107,15 +107,15 @@ int strandline_phase_of(const char *name);
 
 /* A server's request begins and ends on the calling thread. The end of the outermost request of a thread is
  * a step: blocks that outlive many requests and accumulate are findings, in whatever order requests overlap.
- * _begin returns how many requests this thread is in (1: the outermost); _end returns how many are left, or
- * STRANDLINE_EINVAL without a _begin. */
+ * From the first _begin on no step is guessed. _begin returns how many requests this thread is in (1: the
+ * outermost); _end returns how many are left, or STRANDLINE_EINVAL without a _begin. */
 int strandline_request_begin(void);
 int strandline_request_end(void);
 
 /* Writes the report now into `folder` (NULL: the run's own). Returns 0, STRANDLINE_EINVAL or STRANDLINE_EIO. */
 int strandline_report(const char *folder);
 
-/* The findings of this moment as a JSON array, as the report's "findings" (docs/report.md). "[]" where there
+/* The findings of this moment as a JSON array, as the report's "findings" (docs/reports.md). "[]" where there
  * are none, or strandline is not active. */
 size_t strandline_findings(char *buffer, size_t size);
 

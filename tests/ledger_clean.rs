@@ -24,6 +24,28 @@ fn plain_training() {
     assert!(job.called.is_empty());
 }
 
+/// A request that takes as long as a hundred others, with what it holds meanwhile.
+fn slow_request(job: &mut Job, told: bool) {
+    (0..60).for_each(|_| job.train(ACT));
+    let number = told.then(|| job.clock.request_opens());
+    let block = job.alloc(SITE, 80 << 20);
+    (0..100).for_each(|_| job.train(ACT));
+    job.free(block);
+    number.into_iter().for_each(|number| job.clock.request_closes(number));
+    (0..20).for_each(|_| job.train(ACT));
+}
+
+#[test]
+fn what_an_open_request_holds_is_in_use() {
+    let mut job = Job::new(1);
+    slow_request(&mut job, true);
+    clean(&mut job);
+    assert!(job.called.is_empty(), "{:?}", job.called);
+    let mut job = Job::new(1);
+    slow_request(&mut job, false);
+    assert!(!job.called.is_empty(), "nobody says that it is a request's");
+}
+
 #[test]
 fn random_lengths() {
     for seed in 0..50 {

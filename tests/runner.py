@@ -15,6 +15,10 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 COMMAND = pathlib.Path(os.environ.get("STRANDLINE_COMMAND", ROOT / "target" / "release" / "strandline"))
 LIMIT = 240  # seconds for one job
 
+# What a shell has put into the background ignores this signal, and so would the jobs, which inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 @dataclasses.dataclass
 class Done:

@@ -146,6 +146,70 @@ def test_threads_that_end_their_requests_at_once_are_judged_in_turn(tmp_path):
     assert finding["called_at_step"] < 60
 
 
+SLOW = """
+#include <pthread.h>
+#include "strandline.h"
+static void one(size_t size) {
+    void *block;
+    strandline_malloc(STRANDLINE_HOST, size, NULL, &block);
+    strandline_free(block);
+}
+static void *quick(void *count) {
+    long i;
+    for (i = 0; i < (long)count; i++) strandline_request_begin(), one(1 << 20), strandline_request_end();
+    return NULL;
+}
+static void others(long count) {
+    pthread_t thread;
+    pthread_create(&thread, NULL, quick, (void *)count);
+    pthread_join(thread, NULL);
+}
+int main(void) {
+    void *block;
+    if (strandline_open(STRANDLINE_HOST, "{}") != 0) return 1;
+    others(60);
+    if (TOLD) strandline_request_begin();
+    strandline_malloc(STRANDLINE_HOST, 80 << 20, NULL, &block);
+    others(100);
+    strandline_free(block);
+    if (TOLD) strandline_request_end();
+    return 0;
+}
+"""
+
+
+@pytest.mark.parametrize("told", [1, 0])
+def test_what_a_slow_request_holds_is_in_use(tmp_path, told):
+    source = tmp_path / "slow.c"
+    source.write_text(SLOW)
+    done = run(tmp_path, compiled(tmp_path, source, how=("-O1", "-fno-inline", f"-DTOLD={told}")))
+    assert done.returncode == 0
+    assert ("LEAK" in done.stderr) == (not told), done.stderr
+
+
+def test_why_accounting_did_not_begin_is_said(tmp_path):
+    source = tmp_path / "wrong.c"
+    source.write_text(
+        """
+        #include <stdio.h>
+        #include "strandline.h"
+        int main(void) {
+            char why[512];
+            int code = strandline_open(STRANDLINE_HOST, "{\\"quiet\\": 3}");
+            strandline_error(why, sizeof why);
+            puts(why);
+            return code == STRANDLINE_EINVAL ? 0 : 1;
+        }
+        """
+    )
+    done = run(tmp_path, compiled(tmp_path, source))
+    assert done.returncode == 0
+    assert done.stdout.startswith(
+        "The options are not the JSON object of strandline.h: invalid type: integer `3`"
+    )
+    assert done.stderr.startswith("strandline: the options are not the JSON object")
+
+
 def test_an_example_says_what_fails(tmp_path):
     program = compiled(tmp_path, ROOT / "examples/c/leak.c")
     done = run(tmp_path, program, "cuda", env={"STRANDLINE_LIBCUDA": str(tmp_path / "none.so")})

@@ -64,17 +64,26 @@ def test_sys_exit_in_the_middle(jobs, python):
     assert jobs.same(python, script).code == 11
 
 
-def test_sigterm_in_the_middle_of_a_step_still_kills(jobs, python):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_in_the_middle_of_a_step_still_kills(jobs, python, number):
     script = jobs.script(job("print('ready', flush=True)\ntrain(model(), 10**9)"))
     process = jobs.start(python, script)
     wait_for_line(process, "ready")
     import time
 
     time.sleep(1.0)
-    code, _, _ = end(process, signal.SIGTERM)
-    assert code == -signal.SIGTERM
+    code, _, _ = end(process, number)
+    assert code == -number
     (path,) = jobs.out.rglob("report.json")
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_hangup_that_is_ignored_stays_ignored(jobs, python):
+    script = jobs.script(
+        job("import os, signal\nos.kill(os.getpid(), signal.SIGHUP)\ntrain(model(), 5)\nprint('on')")
+    )
+    done = jobs.same(python, script, before=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    assert (done.code, done.out) == (0, "on\n")
 
 
 def test_sigkill_leaves_no_half_written_file(jobs, python):
@@ -84,7 +93,10 @@ def test_sigkill_leaves_no_half_written_file(jobs, python):
     import json
     import time
 
-    time.sleep(2.0)
+    from test_control import wait_for
+
+    assert wait_for(lambda: list(jobs.out.rglob("report.json"))), "reports are written all the time"
+    time.sleep(0.5)
     code, _, _ = end(process, signal.SIGKILL)
     assert code == -signal.SIGKILL
     for path in jobs.out.rglob("*.json"):

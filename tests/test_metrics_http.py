@@ -1,6 +1,7 @@
 """Metrics over HTTP: a scraper's view of a running job, and what hostile clients, forks and taken ports do to it."""
 
 import concurrent.futures
+import contextlib
 import http.client
 import json
 import os
@@ -13,7 +14,8 @@ from pathlib import Path
 
 import pytest
 from runner import COMMAND, Running, wait_for_line
-from test_control import strandline, wait_for
+from test_control import ask as ask_control
+from test_control import places, strandline, wait_for
 
 KIND = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
@@ -111,7 +113,9 @@ def test_a_scraper_reads_a_running_job(jobs, python):
         assert steps > 0
         assert wait_for(lambda: families(ask(port)[2])["strandline_steps"].samples[0].value > steps)
         assert wait_for((jobs.folder / "job.prom").exists)
-        assert set(families((jobs.folder / "job.prom").read_text())) == set(families(ask(port)[2]))
+        # Each is of its own moment, and a finding or the time of a step that is new is in the later one alone.
+        file = jobs.folder / "job.prom"
+        assert wait_for(lambda: set(families(file.read_text())) == set(families(ask(port)[2])))
         # Who watches the job is told where it is.
         _, out, _ = strandline("top", "--once", job.pid)
         assert f"metrics http://127.0.0.1:{port}/metrics" in out
@@ -219,20 +223,25 @@ def test_a_child_does_not_keep_the_port(jobs, python):
                 os.kill(pid, signal.SIGKILL)
 
 
+@contextlib.contextmanager
 def free_ports(count):
-    """The first of so many free ports in a row."""
-    for first in range(20000 + os.getpid() % 20000, 60000, count):
-        held = []
-        try:
-            for port in range(first, first + count):
-                held.append(socket.create_server(("127.0.0.1", port)))
-            return first
-        except OSError:
-            continue
-        finally:
-            for one in held:
-                one.close()
-    raise AssertionError("no free ports")
+    """The first of so many ports in a row, which nobody else is given meanwhile; a job that asks for them by number
+    gets them: a port that is bound, and not listened at, may be bound again by who sets SO_REUSEADDR."""
+    with contextlib.ExitStack() as taken:
+        for first in range(20000 + os.getpid() % 20000, 60000, count):
+            with contextlib.ExitStack() as held:
+                try:
+                    for port in range(first, first + count):
+                        one = held.enter_context(socket.socket())
+                        one.bind(("127.0.0.1", port))
+                        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                except OSError:
+                    continue
+                taken.push(held.pop_all())
+                break
+        else:
+            raise AssertionError("no free ports")
+        yield first
 
 
 def test_a_port_that_is_taken_is_said_once_and_the_job_goes_on(jobs, python):
@@ -246,32 +255,30 @@ def test_a_port_that_is_taken_is_said_once_and_the_job_goes_on(jobs, python):
 
 
 def test_each_rank_of_a_host_has_a_port_of_its_own(jobs, python):
-    first = free_ports(3)
-    env = {"STRANDLINE_CONF": f"openmetrics_listen:{first}", "WORLD_SIZE": "3"}
-    ranks = [
-        Served(jobs, python, plain=True, env={**env, "RANK": str(n), "LOCAL_RANK": str(n)}) for n in range(3)
-    ]
-    try:
+    with free_ports(3) as first, contextlib.ExitStack() as running:
+        env = {"STRANDLINE_CONF": f"openmetrics_listen:{first}", "WORLD_SIZE": "3"}
+        ranks = [
+            running.enter_context(
+                Served(jobs, python, plain=True, env={**env, "RANK": str(n), "LOCAL_RANK": str(n)})
+            )
+            for n in range(3)
+        ]
         for n, job in enumerate(ranks):
             assert job.port == first + n
             (sample,) = families(ask(first + n)[2])["strandline_run"].samples
             assert sample.labels["rank"] == str(n)
         assert [job.finish()[0] for job in ranks] == [0, 0, 0]
-    finally:
-        for job in ranks:
-            job.__exit__()
 
 
 def test_torchrun_leaves_the_ports_to_its_ranks(jobs, python):
     """The launcher imports torch, too, and has the same environment."""
-    first = free_ports(2)
     script = jobs.script(
         """
         import os, time, torch, urllib.request
         net = torch.nn.Linear(3, 3)
         optimizer = torch.optim.SGD(net.parameters(), 0.1)
         port = int(os.environ["PORT"]) + int(os.environ["LOCAL_RANK"])
-        until = time.monotonic() + 60
+        until = time.monotonic() + 200
         while time.monotonic() < until:
             net(torch.ones(1, 3)).sum().backward()
             optimizer.step()
@@ -285,16 +292,17 @@ def test_torchrun_leaves_the_ports_to_its_ranks(jobs, python):
             break
         """
     )
-    done = jobs.run(
-        python,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        script,
-        env={"PORT": str(first)},
-        options=["--openmetrics-listen", str(first)],
-    )
+    with free_ports(2) as first:
+        done = jobs.run(
+            python,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node=2",
+            script,
+            env={"PORT": str(first)},
+            options=["--openmetrics-listen", str(first)],
+        )
     assert done.code == 0, done.err[-3000:]
     assert sorted(line for line in done.out.splitlines() if "scraped" in line) == ["scraped 0", "scraped 1"]
     assert "not served" not in done.err, done.err
@@ -316,7 +324,10 @@ def test_beyond_this_host_only_where_it_is_asked_for(jobs, python):
 def test_nothing_listens_unless_it_is_asked_to(jobs, python):
     with Served(jobs, python, "print('ready', flush=True)\nserve()", plain=True) as job:
         wait_for_line(job.process, "ready")
-        time.sleep(1)
+        # One that listens would have begun before the control socket tells of steps.
+        (path,) = places(job.pid)
+        live = '{"strandline":1,"ask":"live"}'
+        assert wait_for(lambda: path.exists() and ask_control(path, live)[0]["ok"]["steps"] > 0, 60)
         names = [path.read_text().strip() for path in Path(f"/proc/{job.pid}/task").glob("*/comm")]
         assert "strandline" in {name[:10] for name in names} and "strandline-http" not in names
         code, _, err = job.finish()

@@ -78,7 +78,7 @@ def test_misspelt_settings_are_named_and_the_job_runs_on(jobs, python):
     assert (done.code, done.out) == (0, "done\n"), done.err
     assert done.report["verdict"] == "clean"
     for said in (
-        r"there is no mode 'hoost' \(did you mean host\?\).*auto is used",
+        r"STRANDLINE_MODE: there is no mode 'hoost' \(did you mean host\?\).*auto is used",
         r"STRANDLINE_QUITE .*did you mean STRANDLINE_QUIET\?",
         r"'fokus' .*did you mean focus\?.*slack_before_wait",
         r"slack:much .*slack:THOUSANDTHS",
@@ -98,9 +98,35 @@ def test_the_command_takes_its_mode_from_the_environment_and_refuses_a_wrong_one
     leaks = jobs.script(train())
     done = jobs.bare(COMMAND, "run", "--out", jobs.out, "--", python, leaks, env={"STRANDLINE_MODE": "off"})
     assert (done.code, lines(done)) == (0, []), "what the environment says counts"
+    gate = [COMMAND, "run", "--fail-on-leak", "--out", jobs.out, "--", python, leaks]
+    done = jobs.bare(*gate, env={"STRANDLINE_MODE": "off"})
+    said = "strandline: STRANDLINE_MODE=off: nothing is watched, so --fail-on-leak sees no leak"
+    assert (done.code, lines(done)) == (0, [said]), "a gate that is open says so"
     given = [COMMAND, "run", "--mode", "host", "--out", jobs.out, "--", python, leaks]
     done = jobs.bare(*given, env={"STRANDLINE_MODE": "hots"})
     assert done.code == 0 and done.report["run"]["mode"] == "host", "the option counts more"
+
+
+def test_the_command_takes_the_folder_from_the_environment(jobs, python):
+    script = jobs.script(train(False))
+    env = {"STRANDLINE_OUT": "named", "STRANDLINE_MODE": "host"}
+    done = jobs.bare(COMMAND, "run", "--", python, script, env=env)
+    assert done.code == 0, done.err
+    assert len(list((jobs.folder / "named").rglob("report.json"))) == 1
+    done = jobs.bare(COMMAND, "run", "--out", "given", "--", python, script, env=env)
+    assert len(list((jobs.folder / "given").rglob("report.json"))) == 1, "the option counts more"
+    assert len(list((jobs.folder / "named").rglob("report.json"))) == 1
+
+
+def test_children_that_train_after_a_fork_are_said_to_be_unwatched(jobs, python):
+    forks = textwrap.indent(textwrap.dedent(train()), "    ").replace("import torch", "import os, torch", 1)
+    script = jobs.script(
+        "if True:" + forks.replace("    net =", "    if os.fork():\n        os.wait(); exit()\n    net =", 1)
+    )
+    done = jobs.run(python, script)
+    assert (done.code, done.out) == (0, "done\n"), done.err
+    assert re.search(r"no step was seen.*forked 1 child, in which nothing is watched", done.err), done.err
+    assert done.report["run"]["forked"] == 1
 
 
 def test_a_command_within_a_job_speaks_for_its_own_job_alone(jobs, python):

@@ -107,12 +107,17 @@ class request:
 
     def __enter__(self) -> "request":
         self._token = _inside.set(True) if not _inside.get() else None
+        self._clock = _running() if self._token is not None else None
+        self._number = self._clock.request_begins() if self._clock is not None else -1
         return self
 
     def __exit__(self, *_: Any) -> None:
         if self._token is not None:
             _inside.reset(self._token)
-            step()
+            if self._clock is not None:
+                self._clock.request_ends(self._number)
+            else:
+                step()
 
 
 def report(path: Optional[str] = None) -> bool:

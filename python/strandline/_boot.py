@@ -40,12 +40,12 @@ def start(
         number = library.mode()
         heap, observer = _library.MODES["heap"], _library.MODES["observer"]
         if number <= 0:
-            number = _mode(mode)
+            number = _mode(mode, "STRANDLINE_MODE" if options is None else "install()")
             code = library.start(number, {"library_roots": _library_roots(), **(options or {})})
             if code < 0:
                 _trouble.say(f"cannot start in mode {mode}: error {code}")
                 return False
-        elif number == observer and _torch_waits() and _mode(mode) == heap:
+        elif number == observer and _torch_waits() and _mode(mode, "STRANDLINE_MODE") == heap:
             # CUDA's own functions were followed before torch came; its heap can still be ours if they gave nothing.
             number = heap if library.start(heap, None) >= 0 else observer
         if number in (heap, observer) and _torch_waits():
@@ -188,8 +188,8 @@ def _loads_data() -> bool:
     return data is not None and data.get_worker_info() is not None
 
 
-def _mode(mode: Union[str, int]) -> int:
-    """The number of a mode that can be had here; says what is done instead of one that cannot."""
+def _mode(mode: Union[str, int], where: str) -> int:
+    """The number of a mode that can be had here; says what is done instead of one that cannot. `where` it stands."""
     if isinstance(mode, int):
         return mode
     modes = _library.MODES
@@ -199,7 +199,8 @@ def _mode(mode: Union[str, int]) -> int:
 
         near = difflib.get_close_matches(word, [*modes, "auto"], 1)
         meant = f" (did you mean {near[0]}?)" if near else ""
-        _once(f"there is no mode {mode!r}{meant}; the modes: auto, {', '.join(modes)}; auto is used")
+        modes_are = ", ".join(["auto", *modes])
+        _once(f"{where}: there is no mode {mode!r}{meant}; the modes: {modes_are}; auto is used")
         word = "auto"
     lacking = _no_gpu() if word in ("auto", "heap", "observer") else None
     if word == "auto":

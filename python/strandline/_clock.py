@@ -201,6 +201,18 @@ class Clock:
     def step_by_hand(self) -> None:
         self.tick(BY_HAND, 0)
 
+    def request_begins(self) -> int:
+        """Its end will be told, with the number that this returns: no step is guessed from now on."""
+        if self.asleep:
+            return -1
+        self.leader.leads(BY_HAND, 0)
+        return int(self.native.request_opens())
+
+    def request_ends(self, number: int) -> None:
+        if not self.asleep:
+            self.native.request_closes(number)
+            self.step_by_hand()
+
     def epoch_by_hand(self) -> None:
         if not self.asleep:
             self._by_hand = True

@@ -62,6 +62,8 @@ _SIGNATURES = {
         [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t],
     ),
     "strandline_internal_forget": (None, [ctypes.c_void_p]),
+    "strandline_internal_request_opens": (ctypes.c_int64, []),
+    "strandline_internal_request_closes": (None, [ctypes.c_int64]),
     "strandline_stats": (ctypes.c_size_t, [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t]),
 }
 
@@ -81,6 +83,8 @@ class Library:
         self.phase = self._functions["phase"]
         self.mode = self._functions["mode"]
         self.collecting = self._functions["collecting"]
+        self.request_opens = self._functions["internal_request_opens"]
+        self.request_closes = self._functions["internal_request_closes"]
 
     def abi_version(self) -> int:
         return int(self._functions["abi_version"]())

@@ -118,16 +118,13 @@ pub extern "C" fn strandline_version() -> *const c_char {
 pub unsafe extern "C" fn strandline_start(mode: c_int, options: *const c_char) -> c_int {
     // SAFETY: the caller's contract.
     let options = unsafe { text(options) };
-    let code = guarded(STRANDLINE_EINTERNAL, || match process::start(mode, options) {
+    guarded(STRANDLINE_EINTERNAL, || match process::start(mode, options) {
         Ok(()) => 0,
-        Err(_) => STRANDLINE_EINVAL,
-    });
-    if code < 0 {
-        c_allocator::keep(format!(
-            "Accounting did not begin in mode {mode}: see stderr, and strandline_mode()."
-        ));
-    }
-    code
+        Err(process::NotStarted(why)) => {
+            c_allocator::keep(why);
+            STRANDLINE_EINVAL
+        }
+    })
 }
 
 /// See `strandline.h`.
@@ -141,6 +138,23 @@ pub extern "C" fn strandline_mode() -> c_int {
 pub extern "C" fn strandline_step() -> c_int {
     cuda_api::pulse::by_hand();
     active(|state| state.step() as c_int)
+}
+
+/// For the Python side, whose requests may change threads: one begins. Returns its step for
+/// `strandline_internal_request_closes`, which comes before the step that its end is; negative where nothing is watched.
+#[unsafe(no_mangle)]
+pub extern "C" fn strandline_internal_request_opens() -> i64 {
+    guarded(-1, || process::state().map_or(-1, |state| state.clock.request_opens().into()))
+}
+
+/// For the Python side: a request that began in `step` ended.
+#[unsafe(no_mangle)]
+pub extern "C" fn strandline_internal_request_closes(step: i64) {
+    guarded((), || {
+        if let (Some(state), Ok(step)) = (process::state(), step.try_into()) {
+            state.clock.request_closes(step);
+        }
+    });
 }
 
 /// See `strandline.h`.

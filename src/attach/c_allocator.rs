@@ -22,8 +22,8 @@ use std::ffi::{c_char, c_int, c_void};
 
 thread_local! {
     static ERROR: RefCell<String> = const { RefCell::new(String::new()) };
-    /// Requests that the thread is in.
-    static REQUESTS: Cell<u32> = const { Cell::new(0) };
+    /// Requests that the thread is in, and the step in which the outermost began.
+    static REQUESTS: Cell<(u32, Option<u32>)> = const { Cell::new((0, None)) };
 }
 
 /// A code, and why.
@@ -197,8 +197,8 @@ fn open(device: c_int, options: Option<&str>) -> Outcome {
                  first block of CUDA's own, or run the program with --mode heap.",
             );
         }
-        if process::start(mode as i32, options).is_err() {
-            return failure(STRANDLINE_EINVAL, "Accounting could not begin, for the reason on stderr.");
+        if let Err(process::NotStarted(why)) = process::start(mode as i32, options) {
+            return failure(STRANDLINE_EINVAL, why);
         }
         // Where Python's side runs, it has finished by then.
         process::report_at_exit();
@@ -441,10 +441,14 @@ pub extern "C" fn strandline_reset_peaks(device: c_int) -> c_int {
 /// See `strandline.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn strandline_request_begin() -> c_int {
+    // Its end will be a step: none is guessed from now on.
+    cuda_api::pulse::by_hand();
     REQUESTS
         .try_with(|requests| {
-            requests.set(requests.get().saturating_add(1));
-            requests.get().min(c_int::MAX as u32) as c_int
+            let (depth, began) = requests.get();
+            let opens = || guarded(None, || process::state().map(|state| state.clock.request_opens()));
+            requests.set((depth.saturating_add(1), if depth == 0 { opens() } else { began }));
+            requests.get().0.min(c_int::MAX as u32) as c_int
         })
         .unwrap_or(1)
 }
@@ -453,18 +457,19 @@ pub extern "C" fn strandline_request_begin() -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn strandline_request_end() -> c_int {
     let left = REQUESTS.try_with(|requests| {
-        let left = requests.get().checked_sub(1)?;
-        requests.set(left);
-        Some(left)
+        let (depth, began) = requests.get();
+        let left = depth.checked_sub(1)?;
+        requests.set((left, began));
+        Some((left, began))
     });
-    let Ok(Some(left)) = left else {
+    let Ok(Some((left, began))) = left else {
         keep("This thread is in no request: strandline_request_begin comes first.".into());
         return STRANDLINE_EINVAL;
     };
     if left == 0 {
         guarded((), || {
-            cuda_api::pulse::by_hand();
             if let Some(state) = process::state() {
+                began.into_iter().for_each(|step| state.clock.request_closes(step));
                 state.step();
             }
         });

@@ -35,6 +35,8 @@ pub struct Outcome {
     pub(super) main: bool,
     pub(super) colour: report::text::Colour,
     pub(super) writing: Mutex<()>,
+    /// Reports of that folder that were asked for.
+    asked: AtomicU64,
     finished: AtomicBool,
     /// The end was told: `finished` is set before that.
     pub(super) told: AtomicBool,
@@ -86,6 +88,7 @@ impl Outcome {
             main: asked_to_run().unwrap_or(true),
             colour: colour(),
             writing: Mutex::new(()),
+            asked: AtomicU64::new(0),
             finished: AtomicBool::new(false),
             told: AtomicBool::new(false),
             cannot: AtomicBool::new(false),
@@ -385,6 +388,9 @@ impl State {
             gpus.look_at_guards();
         }
         let _one_at_a_time = self.outcome.writing.lock();
+        if why == Reason::Asked && folder.is_none() {
+            self.outcome.asked.fetch_add(1, Ordering::Relaxed);
+        }
         let report = self.assemble(why);
         let written = self.write_files(&report, folder.unwrap_or(&self.outcome.folder));
         (report, written)
@@ -462,6 +468,8 @@ impl State {
             world_size: self.outcome.rank.1.into(),
             mode: self.mode().word().into(),
             written: why.word().into(),
+            forked: super::fork::children(),
+            asked: self.outcome.asked.load(Ordering::Relaxed),
             focus: self.options.focus.clone().unwrap_or_default(),
             time: std::time::SystemTime::now()
                 .duration_since(std::time::UNIX_EPOCH)

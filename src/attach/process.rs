@@ -71,9 +71,9 @@ pub struct State {
     candidates: Mutex<Option<String>>,
 }
 
-/// Why is said on stderr.
+/// Accounting did not begin: why, in a sentence. What has to do with this machine is said on stderr too.
 #[derive(Debug)]
-pub struct NotStarted;
+pub struct NotStarted(pub String);
 
 /// What `strandline_start` may be told.
 #[derive(Default, Deserialize)]
@@ -122,7 +122,9 @@ pub fn is_faulted() -> bool {
 
 /// Begins accounting; a second call with the same mode does nothing.
 pub fn start(mode: i32, told: Option<&str>) -> Result<(), NotStarted> {
-    let Some(mode) = Mode::from_abi(mode) else { return Err(NotStarted) };
+    let Some(mode) = Mode::from_abi(mode) else {
+        return Err(NotStarted(format!("{mode} is no STRANDLINE_MODE_*.")));
+    };
     if let Some(state) = state() {
         // CUDA's own blocks were seen before torch came: its heap cannot take over devices that are watched.
         if state.mode() == Mode::Observer && mode == Mode::Heap && !state.gpus.is_some_and(Gpus::watches) {
@@ -132,7 +134,11 @@ pub fn start(mode: i32, told: Option<&str>) -> Result<(), NotStarted> {
         if state.mode() == Mode::Heap && mode == Mode::Observer {
             state.mode.store(mode as i32, Ordering::Relaxed);
         }
-        return if state.mode() == mode { Ok(()) } else { Err(NotStarted) };
+        if state.mode() == mode {
+            return Ok(());
+        }
+        let word = state.mode().word();
+        return Err(NotStarted(format!("Accounting began in mode {word} already, which cannot be changed.")));
     }
     if mode == Mode::Off || is_detached() || !python_boot::first_copy() {
         return Ok(());
@@ -140,10 +146,9 @@ pub fn start(mode: i32, told: Option<&str>) -> Result<(), NotStarted> {
     let told: Told = match told.map(serde_json::from_str).transpose() {
         Ok(told) => told.unwrap_or_default(),
         Err(error) => {
-            say(format_args!(
-                "strandline_start: the options are not the JSON object of strandline.h: {error}"
-            ));
-            return Err(NotStarted);
+            let why = format!("the options are not the JSON object of strandline.h: {error}");
+            say(format_args!("{why}"));
+            return Err(NotStarted(format!("{}{}.", why[..1].to_uppercase(), &why[1..])));
         }
     };
     super::voice::learn_rank();
@@ -244,11 +249,11 @@ fn serve_host() -> Result<Served<HostDriver>, NotStarted> {
     match Heap::new(driver, Config::host()) {
         Ok(heap) => Ok(Served::new(HOST, heap, None)),
         Err(error) => {
-            say(format_args!(
-                "host memory cannot be reserved ({error}); an address-space limit (ulimit -v) is the usual reason. \
-                 The job runs without strandline"
-            ));
-            Err(NotStarted)
+            let why = format!(
+                "host memory cannot be reserved ({error}); an address-space limit (ulimit -v) is the usual reason"
+            );
+            say(format_args!("{why}. The job runs without strandline"));
+            Err(NotStarted(format!("{}{}.", why[..1].to_uppercase(), &why[1..])))
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! The handler notes the signal and posts a semaphore (no file descriptor: a job may close those that it did
 //! not open); a thread of ours, with every signal blocked, does the work. The previous handler is called
-//! after ours. A terminating signal that nobody handles (SIGTERM) is handled so
+//! after ours. A terminating signal that nobody handles (SIGTERM; SIGHUP of a terminal that is gone) is handled so
 //! that the report is written first; then it is sent again with its default action, so the job dies of it
 //! as it would have. Must not allocate, lock or call Python in the handler.
 
@@ -15,6 +15,8 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU64, AtomicUsize,
 static WORK: Semaphore = Semaphore::new();
 /// The signals that wait, one bit each.
 static SIGNALS: AtomicU64 = AtomicU64::new(0);
+/// The signal that asks for a report; SIGHUP ends no job then.
+static ASKED: AtomicI32 = AtomicI32::new(0);
 /// Whether metrics are to be written.
 static METRICS: AtomicBool = AtomicBool::new(false);
 /// Whether the thread is there to do the work.
@@ -39,6 +41,8 @@ static QUEUE: SegQueue<Work> = SegQueue::new();
 
 /// How long the end of the job may be put off for its last report.
 const LAST_REPORT_SECONDS: u32 = 5;
+/// Signals that end the job, after a last report, if nobody else handles or ignores them.
+const ENDS: [i32; 2] = [libc::SIGTERM, libc::SIGHUP];
 
 extern "C" fn handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: only async-signal-safe calls; errno is put back. In a forked child, whose pid differs, nothing
@@ -129,9 +133,12 @@ pub fn start(asked: Option<i32>) -> Result<(), String> {
     };
     let free = taken.is_some() || matches!(asked, None | Some(0));
     if let Some(signal) = taken {
+        ASKED.store(signal, Ordering::Relaxed);
         submit(Box::new(move || name_thread(signal)));
     }
-    take_if_free(libc::SIGTERM);
+    for signal in ENDS.into_iter().filter(|&signal| taken != Some(signal)) {
+        take_if_free(signal);
+    }
     if free { Ok(()) } else { Err(format!("signal {} cannot be handled", asked.unwrap_or(0))) }
 }
 
@@ -177,8 +184,10 @@ fn serve() {
     loop {
         WORK.wait();
         let signals = SIGNALS.swap(0, Ordering::AcqRel);
-        if signals & bit(libc::SIGTERM) != 0 {
-            end_with(libc::SIGTERM);
+        let asked = ASKED.load(Ordering::Relaxed);
+        let ends = |signal: &i32| *signal == libc::SIGTERM || *signal != asked;
+        if let Some(signal) = ENDS.into_iter().filter(ends).find(|&signal| signals & bit(signal) != 0) {
+            end_with(signal);
         } else if signals != 0 {
             let _ = std::panic::catch_unwind(super::process::report_on_request);
         }

@@ -3,6 +3,7 @@
 //! Must not know: who turns it (Python hooks, C callers, a replayed trace).
 //! Invariant: step and epoch never go backwards; a reading is one consistent word.
 
+use super::requests::Requests;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -107,6 +108,7 @@ struct Records {
 pub struct Clock {
     word: AtomicU64,
     records: Mutex<Records>,
+    requests: Requests,
 }
 
 const fn unpack(word: u64) -> Now {
@@ -148,6 +150,23 @@ impl Clock {
             (word >> 32 < u64::from(u32::MAX)).then(|| word + (1 << 32))
         });
         unpack(before.unwrap_or_else(|word| word)).step
+    }
+
+    /// A request of a server begins. Returns the step, by which its end must be [told](Self::request_closes).
+    pub fn request_opens(&self) -> u32 {
+        let step = self.now().step;
+        self.requests.open(step);
+        step
+    }
+
+    /// A request that began in `step` ended.
+    pub fn request_closes(&self, step: u32) {
+        self.requests.close(step);
+    }
+
+    /// The step in which the oldest request began that is open.
+    pub fn open_since(&self) -> Option<u32> {
+        self.requests.since(self.now().step)
     }
 
     /// A new epoch began. Returns its number: the first epoch that is announced has number 1.

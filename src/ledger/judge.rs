@@ -84,7 +84,8 @@ impl Judge {
         }
         if !accounts.watched().is_empty() || !self.cases.is_empty() {
             let epochs = clock.epoch_starts();
-            let view = View { ended, epochs: &epochs, books: accounts.books(), sites: accounts.sites() };
+            let (books, sites, open_since) = (accounts.books(), accounts.sites(), clock.open_since());
+            let view = View { ended, epochs: &epochs, books, sites, open_since };
             self.refresh(accounts, &view);
             self.search(accounts, &view);
             self.weigh(accounts, &view);

@@ -42,6 +42,7 @@ mod kept;
 pub mod notes;
 mod pace;
 pub mod pattern;
+mod requests;
 pub mod site;
 pub mod stage;
 mod standing;

@@ -108,6 +108,8 @@ pub struct View<'a> {
     pub books: &'a DeviceBooks,
     /// Every site of the device.
     pub sites: &'a [Site],
+    /// The step in which the oldest request began that is open: what was made since may still be in use.
+    pub open_since: Option<u32>,
 }
 
 /// A run of survivors born in neighbouring steps.
@@ -124,7 +126,8 @@ pub fn recognise(site: &Site, view: &View) -> Option<Pattern> {
     if let Some(pattern) = regrow(site, view) {
         return Some(pattern);
     }
-    let upto = view.ended.checked_sub(MATURE)?;
+    let mature = view.ended.checked_sub(MATURE)?;
+    let upto = view.open_since.map_or(Some(mature), |open| Some(mature.min(open.checked_sub(1)?)))?;
     let old: Vec<Cohort> = site.cohorts.iter().filter(|c| c.last <= upto).copied().collect();
     let newest = old.last()?;
     // Nothing new for long: whatever it was, it does not accumulate now. A burst is the exception.

@@ -40,7 +40,7 @@ pub struct StayedSite {
 /// What stayed of what was allocated after the warm-up, if it is worth a word.
 pub fn stayed(accounts: &Accounts, epochs: &[EpochStart]) -> Option<Stayed> {
     let &(ended, _) = accounts.books().last_point()?;
-    let view = View { ended, epochs, books: accounts.books(), sites: accounts.sites() };
+    let view = View { ended, epochs, books: accounts.books(), sites: accounts.sites(), open_since: None };
     let since = pattern::warm_up_ends(&view);
     let mut sites: Vec<StayedSite> = Vec::new();
     let mut fell = 0;

@@ -26,7 +26,7 @@ pub struct Open {
 /// Growth that is undecided when the report is written, most bytes first.
 pub fn open(accounts: &Accounts, epochs: &[EpochStart]) -> Vec<Open> {
     let Some(&(ended, _)) = accounts.books().last_point() else { return Vec::new() };
-    let view = View { ended, epochs, books: accounts.books(), sites: accounts.sites() };
+    let view = View { ended, epochs, books: accounts.books(), sites: accounts.sites(), open_since: None };
     let matters = (accounts.live_bytes() / 200).max(1);
     let mut found: Vec<Open> = Vec::new();
     for site in accounts.sites().iter().filter(|site| site.level.bytes > 0) {

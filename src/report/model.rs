@@ -66,6 +66,10 @@ impl Report {
     }
 }
 
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
 /// The run that the report is about.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -90,6 +94,13 @@ pub struct Run {
     /// Why the report was written: "exit", "asked", "out of memory", "finding", "crash".
     #[serde(skip_serializing_if = "String::is_empty")]
     pub written: String,
+    /// Children that it forked, in which nothing is watched.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub forked: u64,
+    /// How many reports of the run's own folder had been asked for. One that was asked for may be replaced at once by
+    /// one with a finding, which answers as well; this tells it from one that was begun before.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub asked: u64,
     /// What ended the job, in a report of a crash.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub crash: Option<Crash>,

@@ -28,9 +28,7 @@ pub(super) fn verdict(
     }
     let steps = units::plural(run.steps, "step");
     if run.steps == 0 {
-        let why = "no step was seen, so nothing can be said of growth: train with a torch optimizer, or call \
-                   strandline.step() once per iteration";
-        return (Verdict::Undecided, why.to_owned());
+        return (Verdict::Undecided, no_step(run));
     }
     if run.steps < LEAST_STEPS {
         return (Verdict::Undecided, format!("only {steps} seen; at least {RIPE} decide"));
@@ -68,6 +66,24 @@ pub(super) fn verdict(
         reason += &format!("; {}", of_what_stayed(stayed, parts, judge, symbols));
     }
     (Verdict::Clean, reason)
+}
+
+/// Why nothing can be said of a run in which no step was seen.
+fn no_step(run: &Run) -> String {
+    let so = "no step was seen, so nothing can be said of growth";
+    if run.mode == "replay" {
+        return format!("{so}: the recording has neither an optimizer's steps nor a period");
+    }
+    if run.forked > 0 {
+        let children = if run.forked == 1 { "child" } else { "children" };
+        return format!(
+            "{so}; this process forked {} {children}, in which nothing is watched: start them with spawn, or train here",
+            run.forked
+        );
+    }
+    format!(
+        "{so}: train with a torch optimizer, or call strandline.step() (in C strandline_step()) once per iteration"
+    )
 }
 
 fn found(first: &Finding, findings: &[Finding]) -> (Verdict, String) {

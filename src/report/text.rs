@@ -200,6 +200,16 @@ fn place(stack: &[Frame], allocated_at: Option<&Frame>) -> String {
     if shown.is_empty() { "an unknown place (no stack)".to_owned() } else { shown.join(" > ") }
 }
 
+/// That a report was written while the run went on, and why.
+fn interim(written: &str) -> Option<&'static str> {
+    match written {
+        "finding" => Some("written at a finding, while it ran"),
+        "asked" => Some("written on request, while it ran"),
+        "out of memory" => Some("written at an out-of-memory error, while it ran"),
+        _ => None,
+    }
+}
+
 /// The whole report.
 pub fn report(report: &Report, colour: Colour) -> String {
     let mut out = String::new();
@@ -222,6 +232,7 @@ pub fn report(report: &Report, colour: Colour) -> String {
         facts.push(format!("rank {} of {}", run.rank, run.world_size));
     }
     facts.push(format!("process {}", run.pid));
+    facts.extend(interim(&run.written).map(str::to_owned));
     let _ = writeln!(out, "  {}: {}", run.command.join(" "), facts.join(", "));
     if !run.focus.is_empty() {
         let (focused, hidden) = focus::focus(report, &run.focus);

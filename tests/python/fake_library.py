@@ -25,6 +25,12 @@ class FakeLibrary:
     def finish(self):
         pass
 
+    def request_opens(self):
+        return self.steps
+
+    def request_closes(self, number):
+        pass
+
     def epoch(self):
         self.epochs += 1
         return 0

@@ -175,6 +175,18 @@ def test_requests_are_steps_however_they_overlap():
     assert output == [3 + 7 + 4 + 1, 0]
 
 
+def test_no_step_is_guessed_within_the_first_request():
+    output = run(
+        """
+        import strandline
+        for _ in range(20):
+            with strandline.request():
+                for _ in range(12): loss()
+        """
+    )
+    assert output == [20, 0]
+
+
 def run(source, **env):
     """A program under the hooks with a library that prints its counts at the end."""
     head = f"""

@@ -1,9 +1,11 @@
 """The index of references says what the collector says."""
 
+import ctypes
 import gc
 import pathlib
 import subprocess
 import sys
+import time
 
 import pytest
 from runner import COMMAND
@@ -137,6 +139,33 @@ def test_an_index_of_nothing_and_of_no_list(built_library):
 
 def test_no_index_is_made_when_time_is_up(built_library):
     assert built_library.python_index(gc.get_objects(), (), 0.0) is None
+
+
+def test_time_in_which_others_compute_is_not_counted(built_library):
+    """The objects' own traversal stands for a machine that is busy with something else: it sleeps."""
+
+    class Slow:
+        pass
+
+    traverse, place = 71, 184  # Py_tp_traverse, and where PyTypeObject has it
+    slot = ctypes.pythonapi.PyType_GetSlot
+    slot.restype, slot.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_int)
+    stored = ctypes.c_void_p.from_address(id(Slow) + place)
+    before = stored.value
+    assert before == slot(Slow, traverse)
+    sleeps = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 3)(lambda *_: time.sleep(0.5) or 0)
+    objects = [Slow(), *([] for _ in range(40_000))]
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        stored.value = ctypes.cast(sleeps, ctypes.c_void_p).value
+        index = built_library.python_index(objects, (), 0.4)
+    finally:
+        stored.value = before
+        if collecting:
+            gc.enable()
+    assert index is not None
+    built_library.python_forget(index)
 
 
 def test_little_memory_costs_the_index_and_not_the_job(built_library):

@@ -10,8 +10,9 @@ from patterns import HEAD, PATTERNS
 from strandline import _explain, _hooks, _library
 
 
-def explain(source, path, name, seconds=_explain.SECONDS):
-    """Runs a program and explains the blocks that it noted, as one candidate."""
+def explain(source, path, name, seconds=60.0):
+    """Runs a program and explains the blocks that it noted, as one candidate. There is time enough: without the
+    library's index a search computes for a second here, and a slower machine may take more than a job is given."""
     path.write_text(source)
     blocks, step, answers, stack = [], [0], [], []
 

@@ -49,7 +49,7 @@ impl Demo {
         eprintln!("strandline: running {} (a job with a leak)\n", script.display());
         run::Run {
             mode: Some(self.mode),
-            out: self.out,
+            out: Some(self.out),
             fail_on_leak: false,
             every: None,
             focus: None,

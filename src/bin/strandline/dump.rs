@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use strandline::attach::control::Ask;
 use strandline::attach::control::client::{Client, Process, Refused};
-use strandline::report::{json, write};
+use strandline::report::{Run, json, write};
 
 /// How long a job may take to write its report.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -84,15 +84,19 @@ fn by_signal(process: &Process, out: Option<&Path>) -> Result<PathBuf, String> {
              SIGUSR2 itself, or STRANDLINE_SIGNAL is none); its report is written at the end"
         ));
     };
-    let before = process.report_folder().map(|folder| mark(&folder.join("report.json"))).unwrap_or_default();
+    let report = || process.report_folder().map(|folder| folder.join("report.json"));
+    let before = report().map(|path| mark(&path)).unwrap_or_default();
+    let asked = report().and_then(|path| json::read(&path).ok()).map_or(0, |report| report.run.asked);
     strandline::attach::launch::send(pid, signal)
         .map_err(|error| format!("signal {signal} cannot be sent to process {pid}: {error}"))?;
     let deadline = Instant::now() + PATIENCE;
     loop {
         // The folder may be made by this very report.
-        if let Some(path) = process.report_folder().map(|folder| folder.join("report.json")) {
+        if let Some(path) = report() {
             let now = mark(&path);
-            if now.is_some() && now != before && json::read(&path).is_ok_and(|r| r.run.written != "finding") {
+            // A report of a finding may have been begun before the signal came; or it has replaced the one asked for.
+            let answers = |run: &Run| run.written != "finding" || run.asked > asked;
+            if now.is_some() && now != before && json::read(&path).is_ok_and(|report| answers(&report.run)) {
                 return out.map_or(Ok(path.clone()), |out| copy(&path, out));
             }
         }

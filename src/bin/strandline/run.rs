@@ -31,9 +31,9 @@ pub struct Run {
     /// Where events come from (default: what STRANDLINE_MODE says, else auto)
     #[arg(long, value_enum)]
     pub mode: Option<Mode>,
-    /// Folder for the reports
-    #[arg(long, value_name = "DIR", default_value = "strandline-out")]
-    pub out: PathBuf,
+    /// Folder for the reports (default: what STRANDLINE_OUT says, else strandline-out)
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
     /// Exit 3 if the job succeeds but leaks
     #[arg(long)]
     pub fail_on_leak: bool,
@@ -70,11 +70,16 @@ impl Run {
             eprintln!("strandline: {}: command not found", name.to_string_lossy());
             return Ok(ExitCode::from(code::NOT_FOUND));
         };
-        let out = std::path::absolute(&self.out).map_err(|e| format!("--out {}: {e}", self.out.display()))?;
+        let named = std::env::var_os("STRANDLINE_OUT").filter(|out| !out.is_empty()).map(PathBuf::from);
+        let out = self.out.clone().or(named).unwrap_or_else(|| "strandline-out".into());
+        let out = std::path::absolute(&out).map_err(|e| format!("--out {}: {e}", out.display()))?;
         let mut job = Command::new(program);
         job.arg0(name).args(&self.command[1..]);
         job.env("LD_PRELOAD", preload(&library)?).env("STRANDLINE_OUT", &out);
-        job.env("STRANDLINE_MODE", mode);
+        job.env("STRANDLINE_MODE", &mode);
+        if mode == "off" && self.fail_on_leak {
+            eprintln!("strandline: STRANDLINE_MODE=off: nothing is watched, so --fail-on-leak sees no leak");
+        }
         if self.guard {
             job.env("STRANDLINE_GUARD", "1");
         }
