@@ -45,4 +45,4 @@ import torch, functools, collections, types, weakref, gc, queue
 from torch import nn
 """
 
-from . import bounds, containers, graphs, innocent, keys, linked, names, objects, shared, uses  # noqa: E402, F401
+from . import again, bounds, containers, graphs, innocent, keys, linked, names, objects, shared, uses  # noqa: E402, F401
