@@ -86,6 +86,25 @@ fn one_that_may_come_again_is_said_to_be_undecided() {
 }
 
 #[test]
+fn three_epochs_of_a_leak_are_undecided() {
+    let mut job = Job::new(1);
+    job.python = Some(Box::new(|_| put_off()));
+    for step in 0..90 {
+        if step % 30 == 0 {
+            job.clock.begin_epoch();
+            if step > 0 {
+                job.leak(SITE, LARGE);
+            }
+        }
+        job.train(ACT);
+    }
+    assert_eq!(job.end(vec![]), vec![]);
+    let reason = job.report().reason;
+    assert!(reason.contains("2 times in 90 steps something stayed behind, about every 30 steps"), "{reason}");
+    assert!(!reason.contains("once"), "{reason}");
+}
+
+#[test]
 fn the_second_of_two_that_follow_each_other_is_not_explained_by_the_first() {
     let mut job = Job::new(1);
     let mut best = None;
@@ -108,6 +127,8 @@ fn the_second_of_two_that_follow_each_other_is_not_explained_by_the_first() {
 fn a_few_gaps_make_a_rhythm_only_where_they_are_the_same() {
     let chance = leaving(&[24, 36, 46, 54], 62, None);
     assert_eq!(chance.called, vec![]);
+    let skips = leaving(&[6, 16, 26, 48, 59], 62, None);
+    assert!(skips.called.iter().all(|call| call.1 != Class::PerEpoch), "{:?}", skips.called);
     for rhythm in [[24, 34, 44, 54], [24, 34, 45, 54]] {
         let called = leaving(&rhythm, 62, None).called;
         assert_eq!(called.len(), 1, "{called:?}");

@@ -324,10 +324,7 @@ fn rhythm(gaps: &[f64]) -> Option<f64> {
 /// The same where chance does not explain it: few gaps must be nearly the same.
 fn sure_rhythm(gaps: &[f64]) -> Option<f64> {
     let period = rhythm(gaps)?;
-    let near = |gap: f64| {
-        let times = (gap / period).round().clamp(1.0, 3.0);
-        (gap - period * times).abs() <= (NEARLY * period).max(1.0)
-    };
+    let near = |gap: f64| (gap - period).abs() <= (NEARLY * period).max(1.0);
     (gaps.len() >= FEW_GAPS || gaps.iter().all(|gap| near(*gap))).then_some(period)
 }
 

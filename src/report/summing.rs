@@ -108,8 +108,12 @@ fn why(stayed: &Stayed, parts: &[DevicePart], judge: &Judge) -> String {
     let Some(lead) = stayed.sites.first() else { return String::new() };
     let same = |case: &&Case| (case.device, case.stack) == (stayed.device, lead.stack);
     let case = judge.cases().iter().rev().find(same);
-    // What is known of a single burst says nothing of what came after it.
-    let case = case.filter(|case| case.pattern.shape != Shape::Burst || case.pattern.last >= lead.newest);
+    // That a single burst was freed, or may come again, says nothing of what came after it.
+    let of_one = |case: &&Case| {
+        let single = case.may_come_again() || matches!(case.state, State::Withdrawn { .. });
+        case.pattern.shape == Shape::Burst && single && case.pattern.last < lead.newest
+    };
+    let case = case.filter(|case| !of_one(case));
     let alone = case.is_some_and(Case::may_come_again);
     let reason = case.and_then(|case| match &case.state {
         State::Dismissed { reason, .. } => Some(reason.clone()),
