@@ -50,8 +50,10 @@ def attribute_holder(owner: Any, name: str, keys: Tuple[str, ...]) -> Holder:
 def behind_loop(path: Path, climb: Climb, roots: Roots, finder: Finder) -> Optional[Path]:
     """What a loop's variable stands for at the moment (`for fisher, old in kept:`) is kept by what the loop goes over:
     the path to that, if the variable is bound by loops alone."""
+    if path.around or not path.steps:
+        return None  # a cycle begins nowhere
     variable = path.steps[0]
-    if path.around or variable.kind != "name" or path.root not in ("global", "local"):
+    if variable.kind != "name" or path.root not in ("global", "local"):
         return None
     holder = holder_of(variable, path, ())
     if holder is None or any(is_user_file(store.file.name) for store in finder.stores(holder)):

@@ -30,6 +30,8 @@ const HANDED_OUT: usize = 48;
 const COMPARED: usize = 8;
 /// Steps for which what was taken back is not called again, at most.
 const SILENT_MOST: u32 = 256;
+/// How sure a rhythm must be where chance was called before.
+const EXACT: f64 = 0.85;
 /// Steps more that something must have stayed alone that was expected to come again.
 const STILL_ALONE: u32 = 20;
 /// A dismissed case is asked about again when it has grown this much.
@@ -151,7 +153,12 @@ impl Judge {
                 && let Some(pattern) = pattern::recognise(site, view)
             {
                 // A rhythm that was called is never demoted to a single burst by merged cohorts.
-                if pattern.shape != Shape::Burst || case.pattern.shape == Shape::Burst {
+                let demoted = pattern.shape == Shape::Burst && case.pattern.shape != Shape::Burst;
+                // Nor does chance become a rhythm because some of its gaps are alike.
+                let by_chance = case.pattern.shape == Shape::Irregular
+                    && pattern.shape == (Shape::Periodic { by_epoch: false })
+                    && pattern.strength < EXACT;
+                if !demoted && !by_chance {
                     if (pattern.shape == Shape::Regrow) != (case.pattern.shape == Shape::Regrow) {
                         case.most = 0;
                     }
