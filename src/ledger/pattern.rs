@@ -412,7 +412,9 @@ fn irregular(site: &Site, bursts: &[Burst], view: &View) -> Option<Pattern> {
     let from = f64::from(first.start);
     let gaps: Vec<f64> = bursts.windows(2).map(|pair| f64::from(pair[1].start - pair[0].start)).collect();
     let recent = &gaps[gaps.len().saturating_sub(8)..];
-    let regular = rhythm(recent).is_some_and(|period| period >= SHORT_PERIOD) || every_few(recent);
+    // What may be a rhythm waits for one event more, not longer.
+    let regular = if bursts.len() <= SPORADIC { rhythm(recent) } else { sure_rhythm(recent) };
+    let regular = regular.is_some_and(|period| period >= SHORT_PERIOD) || every_few(recent);
     let (pace, thins) = thinning(site, first.start, view.ended);
     let quiet = f64::from(view.ended - newest.end);
     if regular || thins || quiet > 0.4 * (f64::from(view.ended) - from) {
