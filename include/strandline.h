@@ -214,7 +214,8 @@ size_t strandline_candidates(char *buffer, size_t size);
 /* Answers a candidate. `answer` is a JSON object:
  * {"held_by": {"path": str, "kind": str}|null, "kept_at": {"file","line","code"}|null, "fix": str,
  *  "released_by": "nothing"|"gc"|"empty_cache"|"synchronize"|"unknown",
- *  "not_a_leak": str|null, "reason": its heading in docs/findings.md|null, "bounded": {"length": int, "capacity": int}|null, "group": str, "seconds": float}
+ *  "not_a_leak": str|null, "reason": its heading in docs/findings.md|null, "bounded": {"length": int, "capacity": int}|null, "group": str, "seconds": float,
+ *  "keyless": whether nobody looks for single entries of what keeps the blocks, so that it is no cache}
  * "group" names the holder: candidates of one group are one finding. Returns 0, or STRANDLINE_ENOENT. */
 int strandline_explain(uint64_t id, const char *answer);
 

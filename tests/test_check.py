@@ -150,6 +150,14 @@ def test_a_block_that_is_kept_once_counts_over_the_run(write):
     assert strandline("check", path, "--max-growth", "1.1MiB/step")[0] == 0
 
 
+def test_what_is_undecided_is_not_said_to_be_nothing(write):
+    growth = {"what": "22 times", "decides": "more steps", "device": -1, "bytes": 3 * MIB}
+    code, out, _ = strandline("check", write({**report(), "undecided": [growth]}))
+    assert code == 0 and "no leak is known, 1 growth undecided" in out
+    assert "nothing accumulates" not in out
+    assert "nothing accumulates" in strandline("check", write(report()))[1]
+
+
 def test_fragmentation_is_not_growth_but_is_told(write):
     path = write(report([finding(kind="fragmentation")], verdict="fragmentation"))
     code, out, _ = strandline("check", path)

@@ -7,14 +7,14 @@ Invariant: the answer is plain JSON; nothing of the user's is kept.
 import os
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import _anew, _fixes, _growth, _keys, _limits, _turnover, _use
+from . import _again, _anew, _fixes, _growth, _keys, _limits, _turnover, _use
 from ._advice import Advice, Evidence, Kept, class_name, is_a
 from ._code import Files
 from ._holders import Climb, is_container, isinstance_plain
 from ._linked import Linked, linked
 from ._linked import text as linked_text
 from ._machine import memory, profiling
-from ._named import attribute_holder, holder_of, surviving
+from ._named import attribute_holder, behind_loop, holder_of, surviving
 from ._path import _LRU, Path, Step, type_name
 from ._roles import module_path
 from ._roots import Roots, is_user_file
@@ -79,9 +79,8 @@ class _Composer:
         blocks = evidence.candidate.get("blocks", [])
         # What regrows lies in one place for each: the same blocks, larger, and no container gets one more.
         self.regrows = evidence.candidate.get("shape") == "regrow"
-        self.growth = (
-            None if self.regrows else _growth.growth(self.group, len({block.get("step") for block in blocks}))
-        )
+        steps = len({block.get("step") for block in blocks})
+        self.growth = None if self.regrows else _growth.growth(self.group, steps)
         stack = [
             (str(frame.get("file", "")), str(frame.get("function", "")), int(frame.get("line", 0)))
             for frame in evidence.candidate.get("stack", [])
@@ -89,6 +88,11 @@ class _Composer:
         ]
         self.finder = Finder(files, _user_files(stack, files), stack)
         self.row: Optional[Linked] = None
+        behind = behind_loop(self.path, climb, roots, self.finder)
+        if behind is not None:
+            same = [item for item in self.group if item[1].steps[0].value is self.path.steps[0].value]
+            self.group = [(born, behind.followed_by(path)) for born, path in same]
+            self.path, self.growth = self.group[0][1], _growth.growth(self.group, steps)
         found = linked([path for _, path in self.group])
         if found is not None:
             (self.path, self.row), self.growth = found, None
@@ -149,9 +153,19 @@ class _Composer:
             answer["used"] = _use.NEVER  # nobody reads the locals of a frame that failed
         elif kept is not None and kept.store is not None and kept.holder is not None:
             bound = self._by_use(answer, kept, kept.store, kept.holder, shape, used, again) or bound
+        if isinstance_plain(container, dict) and kept is not None and kept.holder is not None:
+            # Without look-ups it is no cache, and no key comes again.
+            answer["keyless"] = not kept.stored_in and not _again.looked_for(kept.holder, self.finder)
         if bound is None and shape == "burst" and len(path.steps) == 1 and path.root in ("global", "local"):
             name = holder_of(path.steps[0], path, ())
             bound = None if name is None else _turnover.comes_round(name, self.finder)
+        if bound is None and shape == "burst" and kept is not None and kept.store is not None:
+            first = int(self.evidence.candidate.get("asked", 0)) == 0
+            more = _again.more_to_come(kept.store, self.finder) if first else ""
+            if more:
+                answer["not_a_leak"] = f"it came once so far, and its line runs again and again ({more})"
+                answer["reason"] = "more-to-come"
+                return answer
         if bound is not None:
             if bound.length is not None and bound.capacity is not None and bound.entries:
                 answer["bounded"] = {"length": bound.length, "capacity": bound.capacity}
@@ -448,6 +462,7 @@ class _Composer:
             self._replaced(kept.store, kept.holder, container, owner)
             or self._owners_go()
             or _limits.begun_anew(kept.store, kept.holder)
+            or _again.made_per_call(kept.store, kept.holder, self.finder)
             or _limits.emptied(kept.store, kept.holder, self._receivers(kept), self.finder)
             or (
                 None

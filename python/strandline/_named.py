@@ -4,6 +4,7 @@ Must not know: words, blocks, candidates.
 Invariant: reads source and paths only.
 """
 
+import ast
 import sys
 from typing import Any, List, Optional, Sequence, Tuple
 
@@ -44,6 +45,34 @@ def attribute_holder(owner: Any, name: str, keys: Tuple[str, ...]) -> Holder:
         classes=tuple(base.__name__ for base in kind.__mro__ if base is not object),
         keys=keys,
     )
+
+
+def behind_loop(path: Path, climb: Climb, roots: Roots, finder: Finder) -> Optional[Path]:
+    """What a loop's variable stands for at the moment (`for fisher, old in kept:`) is kept by what the loop goes over:
+    the path to that, if the variable is bound by loops alone."""
+    if path.around or not path.steps:
+        return None  # a cycle begins nowhere
+    variable = path.steps[0]
+    if variable.kind != "name" or path.root not in ("global", "local"):
+        return None
+    holder = holder_of(variable, path, ())
+    if holder is None or any(is_user_file(store.file.name) for store in finder.stores(holder)):
+        return None
+    loops = [
+        part.id
+        for _, statements in finder.scopes(holder)
+        for statement in statements
+        if isinstance(statement.node, (ast.For, ast.AsyncFor))
+        for part in ast.walk(statement.node.target)
+        if isinstance(part, ast.Name)
+    ]
+    if holder.name not in loops:
+        return None
+    for chain in climb.others(variable.value):
+        other = write(chain, roots)
+        if other.steps and other.steps[0].value is not variable.value:
+            return other
+    return None
 
 
 def surviving(

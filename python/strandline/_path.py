@@ -65,6 +65,12 @@ class Path:
         self.graph, self.scalar, self.sizes = other.graph, other.scalar, other.sizes
         return self
 
+    def followed_by(self, other: "Path") -> "Path":
+        """This path, to what the first step of `other` leads to, and on as `other` goes."""
+        whole = Path(self.root, self.prefix, [*self.steps, *other.steps[1:]], self.file)
+        whole.suspended = self.suspended
+        return whole.ending_as(other)
+
     def text(self) -> str:
         words = self.prefix + "".join(step.text for step in self.steps)
         return " > ".join([words, *self.tail])

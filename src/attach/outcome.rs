@@ -146,9 +146,9 @@ fn colour() -> report::text::Colour {
 impl State {
     /// Says findings that are new and writes a report that has them.
     pub(super) fn tell_news(&self) {
-        let (fresh, gone) = {
+        let (fresh, changed, gone) = {
             let mut judge = self.judge.lock();
-            (judge.take_new_findings(), judge.take_withdrawn())
+            (judge.take_new_findings(), judge.take_changed(), judge.take_withdrawn())
         };
         if !self.options.quiet && !gone.is_empty() {
             let judge = self.judge.lock();
@@ -158,20 +158,26 @@ impl State {
                 voice::tell(&report::text::taken_back(&finding, because, self.outcome.colour));
             }
         }
-        if fresh.is_empty() {
+        if fresh.is_empty() && changed.is_empty() {
             return;
         }
         if !self.options.quiet {
             let told: Vec<String> = {
                 let judge = self.judge.lock();
+                let before = changed.iter().map(|(found, told)| (found, Some(told.class)));
                 fresh
                     .iter()
-                    .map(|found| report::describe::finding(&judge, found, &Stacks, self.clock))
-                    .filter(|finding| {
+                    .map(|found| (found, None))
+                    .chain(before)
+                    .map(|(found, was)| (report::describe::finding(&judge, found, &Stacks, self.clock), was))
+                    .filter(|(finding, _)| {
                         let focus = self.options.focus.as_deref();
                         focus.is_none_or(|library| report::focus::concerns(finding, library))
                     })
-                    .map(|finding| report::text::finding(&finding, self.outcome.colour))
+                    .map(|(finding, was)| {
+                        let said = report::text::finding(&finding, self.outcome.colour);
+                        was.map_or(said.clone(), |was| said + &report::text::said_before(&finding, was))
+                    })
                     .collect()
             };
             told.iter().for_each(|text| voice::tell(text));

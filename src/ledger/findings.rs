@@ -4,6 +4,7 @@
 //! Invariant: a case belongs to at most one open finding.
 
 use super::pattern::{Class, Pattern, Shape};
+use super::told::Told;
 use serde::{Deserialize, Serialize};
 
 /// The chain of references that keeps a block alive.
@@ -56,6 +57,8 @@ pub struct Answer {
     /// What the program does with what is kept, as far as its source shows; None where it shows nothing (a library
     /// keeps it, a cycle, the search ran out of time), which is not the same as never.
     pub used: Option<Use>,
+    /// What is kept comes under keys that never come again, or is never looked for: so it is no cache that fills.
+    pub keyless: bool,
     /// The object whose parts several containers are: neighbouring lines that fill them are one cause.
     pub owner: Option<String>,
     pub group: Option<String>,
@@ -76,6 +79,9 @@ impl Answer {
 
 /// Kinds of holders that stand for "no Python object".
 const NOBODY: [&str; 2] = ["stack", "c++"];
+
+/// The reason of an answer that a single event says nothing yet: more of them are to come.
+const MORE_TO_COME: &str = "more-to-come";
 
 /// Kinds of holders without keys.
 const KEYLESS: [&str; 3] = ["list", "deque", "exception"];
@@ -153,6 +159,7 @@ impl Case {
     pub(super) fn has_no_keys(&self) -> bool {
         let holder = self.answer.as_ref().and_then(|answer| answer.held_by.as_ref());
         holder.is_some_and(|holder| KEYLESS.contains(&holder.kind.as_str()))
+            || self.answer.as_ref().is_some_and(|answer| answer.keyless)
     }
 
     fn kept(&self) -> Option<(&str, u32)> {
@@ -166,6 +173,11 @@ impl Case {
 
     fn owner(&self) -> Option<&str> {
         self.answer.as_ref()?.owner.as_deref().filter(|owner| !owner.is_empty())
+    }
+
+    /// Whether it was put off because the line that keeps it runs again and again.
+    pub fn may_come_again(&self) -> bool {
+        self.answer.as_ref().is_some_and(|answer| answer.reason.as_deref() == Some(MORE_TO_COME))
     }
 
     pub(super) fn names_a_holder(&self) -> bool {
@@ -233,6 +245,8 @@ pub struct Finding {
     pub(super) keyless: bool,
     /// Not yet handed out by [`super::Judge::take_new_findings`].
     pub(super) fresh: bool,
+    /// What was said of it last.
+    pub(super) told: Option<Told>,
     /// Handed out by [`super::Judge::take_withdrawn`].
     pub(super) taken_back: bool,
     /// Fragmentation has no case, but a measure of its own.

@@ -12,6 +12,7 @@ use super::fragmentation;
 use super::kept;
 use super::pattern::{self, Class, Pattern, Shape, View};
 use super::stage;
+use super::told::{self, Told};
 use hashbrown::HashMap;
 
 /// Steps a candidate waits to be taken, the first time and once somebody has shown to answer.
@@ -29,6 +30,10 @@ const HANDED_OUT: usize = 48;
 const COMPARED: usize = 8;
 /// Steps for which what was taken back is not called again, at most.
 const SILENT_MOST: u32 = 256;
+/// How sure a rhythm must be where chance was called before.
+const EXACT: f64 = 0.85;
+/// Steps more that something must have stayed alone that was expected to come again.
+const STILL_ALONE: u32 = 20;
 /// A dismissed case is asked about again when it has grown this much.
 const ASK_AGAIN: u64 = 4;
 
@@ -149,7 +154,12 @@ impl Judge {
                 && let Some(pattern) = pattern::recognise(site, view)
             {
                 // A rhythm that was called is never demoted to a single burst by merged cohorts.
-                if pattern.shape != Shape::Burst || case.pattern.shape == Shape::Burst {
+                let demoted = pattern.shape == Shape::Burst && case.pattern.shape != Shape::Burst;
+                // Nor does chance become a rhythm because some of its gaps are alike.
+                let by_chance = case.pattern.shape == Shape::Irregular
+                    && pattern.shape == (Shape::Periodic { by_epoch: false })
+                    && pattern.strength < EXACT;
+                if !demoted && !by_chance {
                     if (pattern.shape == Shape::Regrow) != (case.pattern.shape == Shape::Regrow) {
                         case.most = 0;
                     }
@@ -280,6 +290,7 @@ impl Judge {
                     withdrawn: None,
                     keyless: false,
                     fresh: true,
+                    told: None,
                     taken_back: false,
                     fragmentation: Some(seen),
                 });
@@ -349,6 +360,7 @@ impl Judge {
                     withdrawn: None,
                     keyless: false,
                     fresh: true,
+                    told: None,
                     taken_back: false,
                     fragmentation: None,
                 });
@@ -478,9 +490,15 @@ impl Judge {
         fresh
             .map(|finding| {
                 finding.fresh = false;
+                finding.note_told(&self.cases, self.ended);
                 finding.clone()
             })
             .collect()
+    }
+
+    /// Findings handed out before that must be said anew, with what was said of them.
+    pub fn take_changed(&mut self) -> Vec<(Finding, Told)> {
+        told::changed(&mut self.findings, &self.cases, self.ended, self.finished)
     }
 
     /// Findings that were handed out by [`Self::take_new_findings`] and withdrawn since the last call of this
@@ -558,7 +576,12 @@ impl Case {
                 let room = bound.map_or(ASK_AGAIN, |b| (2 * b.capacity / b.length.max(1)).max(ASK_AGAIN));
                 // A burst that was too small says nothing about what the site does later.
                 let burst = self.pattern.shape == Shape::Burst && fresh.pattern.shape != Shape::Burst;
+                // What was to come again and did not, in the time that its first took to come.
+                let alone = self.may_come_again()
+                    && fresh.pattern.shape == Shape::Burst
+                    && fresh.since > 2 * fresh.pattern.last + STILL_ALONE;
                 burst
+                    || alone
                     || fresh.measure() >= measure * room
                     || self.settled.is_some() && fresh.since > step + 20
             }

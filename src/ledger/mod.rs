@@ -19,6 +19,7 @@
 //! | [`findings`] | cases, answers, findings |
 //! | [`stage`] | whether a case still grows, settled, or its stage of the program is over |
 //! | [`judge`] | from patterns to findings, and back |
+//! | `told` | what was said of a finding, and whether it must be said anew |
 //! | [`host_memory`] | the process's memory that is no tensor's |
 //! | [`notes`] | what grew and is no leak |
 //! | [`undecided`] | growth that was not seen long enough |
@@ -49,6 +50,7 @@ mod standing;
 pub mod stayed;
 pub mod symbols;
 pub mod tag;
+mod told;
 pub mod trend;
 pub mod undecided;
 pub mod windows;
@@ -63,4 +65,5 @@ pub use pattern::{Class, Pattern, Shape};
 pub use site::Site;
 pub use symbols::{Frame, NoSymbols, Symbols};
 pub use tag::Tag;
+pub use told::Told;
 pub use wire::LiveBlock;

@@ -28,6 +28,12 @@ const SHARE: f64 = 0.55;
 /// Bursts before a regular rhythm is called, and before an irregular one is.
 pub(super) const PERIODIC: usize = 4;
 pub(super) const SPORADIC: usize = 5;
+/// Fewer gaps than this are a rhythm only where they are nearly the same, this share apart: chance makes a few alike.
+const FEW_GAPS: usize = 6;
+const NEARLY: f64 = 0.08;
+/// A second burst counts when it stayed for so many steps and has this share of the first one's bytes.
+const AGAIN: u32 = 8;
+const AGAIN_SHARE: u64 = 4;
 /// Steps before an irregular rhythm is told from the irregularities of a beginning.
 const SETTLING: u32 = 28;
 /// Gaps shorter than this belong to the loop itself (two or three optimizers).
@@ -318,6 +324,18 @@ fn rhythm(gaps: &[f64]) -> Option<f64> {
     (once as f64 >= 0.75 * all || once as f64 >= 0.6 * all && fits as f64 >= 0.9 * all).then_some(period)
 }
 
+/// The same where chance does not explain it: few gaps must be nearly the same.
+fn sure_rhythm(gaps: &[f64]) -> Option<f64> {
+    let period = rhythm(gaps)?;
+    let near = |gap: f64| (gap - period).abs() <= (NEARLY * period).max(1.0);
+    (gaps.len() >= FEW_GAPS || gaps.iter().all(|gap| near(*gap))).then_some(period)
+}
+
+/// Every second or third step, without exception.
+fn every_few(gaps: &[f64]) -> bool {
+    gaps.len() >= PERIODIC - 1 && gaps[0] < SHORT_PERIOD && gaps.iter().all(|gap| *gap == gaps[0])
+}
+
 /// Bursts of which each lies in an epoch of its own, at about the same place in it, in nearly every epoch.
 fn aligned(bursts: &[Burst], epochs: &[EpochStart]) -> Option<f64> {
     let known: Vec<(usize, u32)> = bursts
@@ -356,7 +374,7 @@ fn periodic(site: &Site, view: &View) -> Option<Pattern> {
     let gaps: Vec<f64> = starts.windows(2).map(|pair| pair[1] - pair[0]).collect();
     let recent = &gaps[gaps.len().saturating_sub(8)..];
     let by_epoch = aligned(&bursts[bursts.len().saturating_sub(8)..], view.epochs);
-    let period = by_epoch.or_else(|| rhythm(recent))?;
+    let period = by_epoch.or_else(|| sure_rhythm(recent))?;
     let quiet = f64::from(view.ended - newest.start);
     if by_epoch.is_none() && period < SHORT_PERIOD * 1.5 && bursts.len() < PERIODIC + 2 {
         return None;
@@ -396,7 +414,10 @@ fn irregular(site: &Site, bursts: &[Burst], view: &View) -> Option<Pattern> {
     let (first, newest) = (bursts[0], bursts[bursts.len() - 1]);
     let from = f64::from(first.start);
     let gaps: Vec<f64> = bursts.windows(2).map(|pair| f64::from(pair[1].start - pair[0].start)).collect();
-    let regular = rhythm(&gaps[gaps.len().saturating_sub(8)..]).is_some_and(|period| period >= SHORT_PERIOD);
+    let recent = &gaps[gaps.len().saturating_sub(8)..];
+    // What may be a rhythm waits for one event more, not longer.
+    let regular = if bursts.len() <= SPORADIC { rhythm(recent) } else { sure_rhythm(recent) };
+    let regular = regular.is_some_and(|period| period >= SHORT_PERIOD) || every_few(recent);
     let (pace, thins) = thinning(site, first.start, view.ended);
     let quiet = f64::from(view.ended - newest.end);
     if regular || thins || quiet > 0.4 * (f64::from(view.ended) - from) {
@@ -483,6 +504,13 @@ fn burst(site: &Site, old: &[Cohort], view: &View) -> Option<Pattern> {
         hits: 1,
         of: 1,
     })
+}
+
+/// The step in which a site whose single burst is known left as much behind once more, apart from it.
+pub(super) fn came_again(site: &Site, burst: &Pattern, ended: u32) -> Option<u32> {
+    let apart = |c: &&Cohort| c.first > burst.last + 3 && c.last + AGAIN <= ended;
+    let again = site.cohorts.iter().find(|c| apart(c) && c.bytes * AGAIN_SHARE >= burst.bytes);
+    again.map(|c| c.first)
 }
 
 fn regrow(site: &Site, view: &View) -> Option<Pattern> {

@@ -6,7 +6,7 @@
 
 use super::findings::{Case, State, Use};
 use super::pace;
-use super::pattern::{Shape, View};
+use super::pattern::{self, Shape, View};
 use super::site::Site;
 use super::standing::{Standing, standing};
 
@@ -82,6 +82,13 @@ pub(super) fn grows(site: &Site, case: &Case, view: &View) -> bool {
 /// Why a case no longer grows; nothing where it does, and where only its stage ended: then the step of that is
 /// noted in the case.
 pub(super) fn settled(site: &Site, case: &mut Case, view: &View, stages: &mut Stages) -> Option<String> {
+    if case.pattern.shape == Shape::Burst
+        && let Some(step) = pattern::came_again(site, &case.pattern, view.ended)
+    {
+        return Some(format!(
+            "it came again in step {step}: no single allocation, and too few times to tell whether it goes on"
+        ));
+    }
     let most = case.most.max(case.measure());
     let period = if case.pattern.period.is_finite() { case.pattern.period } else { 1.0 };
     let (shape, device) = (case.pattern.shape, case.device);

@@ -8,6 +8,9 @@ use super::pattern::{MATURE, Pattern, Shape, View};
 use super::site::Site;
 use super::trend;
 
+/// Fewer events than this tell their mean gap badly.
+const FEW: u32 = 10;
+
 /// Whether a site that once accumulated still does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
@@ -43,7 +46,12 @@ pub fn standing(site: &Site, pattern: &Pattern, most: u64, view: &View) -> Stand
     }
     let span = f64::from(ended.saturating_sub(pattern.first));
     let newest = site.cohorts.iter().rev().find(|c| c.last + MATURE <= ended).map_or(0, |c| c.last);
-    let (gaps, least) = if pattern.shape == Shape::Irregular { (9.0, 40.0) } else { (3.5, 20.0) };
+    let (gaps, least) = match pattern.shape {
+        // Of a few random gaps the mean is no good estimate.
+        Shape::Irregular if pattern.events < FEW => (14.0, 40.0),
+        Shape::Irregular => (9.0, 40.0),
+        _ => (3.5, 20.0),
+    };
     if f64::from(ended - newest) > (gaps * pattern.period).max(least).max(0.2 * span) {
         return Standing::Stopped(newest);
     }

@@ -7,7 +7,7 @@ use super::accounts::Accounts;
 use super::clock::EpochStart;
 use super::cohort::Cohort;
 use super::pace;
-use super::pattern::{self, MATURE, PERIODIC, SPORADIC, STAYED, View};
+use super::pattern::{self, MATURE, PERIODIC, SPORADIC, STAYED, View, WARM_UP};
 use super::site::Site;
 
 /// Most entries of one device.
@@ -50,9 +50,15 @@ fn unripe(site: &Site, view: &View) -> Option<(String, String)> {
     }
     let upto = view.ended.checked_sub(MATURE + 1)?;
     let begins = pattern::warm_up_ends(view).min(view.ended / 2);
-    let old: Vec<Cohort> =
-        site.cohorts.iter().filter(|c| c.first >= begins.max(3) && c.last <= upto).copied().collect();
-    let found = pattern::bursts(&old, 1);
+    let since = |begins: u32| {
+        let old = site.cohorts.iter().filter(|c| c.first >= begins.max(3) && c.last <= upto);
+        pattern::bursts(&old.copied().collect::<Vec<Cohort>>(), 1)
+    };
+    let mut found = since(begins);
+    if found.len() == 1 {
+        // With one alone, what came before the first epoch ended counts too: it was not once.
+        found = since(begins.min(WARM_UP));
+    }
     let (first, newest) = (found.first()?, found.last()?);
     let quiet = view.ended - newest.end;
     let gaps = found.windows(2).map(|pair| pair[1].start - pair[0].end.min(pair[1].start));

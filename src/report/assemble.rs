@@ -7,7 +7,7 @@ use super::describe;
 use super::model::{NotLeak, Report, Run, SCHEMA, Site, Undecided};
 use super::summing;
 use super::view::{DeviceView, SiteView};
-use crate::ledger::{Case, Class, Clock, Judge, State, Symbols};
+use crate::ledger::{Case, Class, Clock, Judge, Shape, State, Symbols};
 use serde_json::{Map, Value};
 
 /// Most entries under "not leaks".
@@ -96,7 +96,9 @@ fn undecided(judge: &Judge, parts: &[DevicePart], symbols: &dyn Symbols) -> Vec<
     // A case that thins is undecided, whatever was said of it before.
     let judged = |case: &&Case| {
         let open = matches!(&case.state, State::Dismissed { reason, .. } if reason.is_empty());
-        !open && (case.is_open() || case.thins.is_none())
+        // So is one that came once, where more of it came or may come.
+        let again = case.pattern.shape == Shape::Burst && (case.may_come_again() || case.settled.is_some());
+        !open && (case.is_open() || case.thins.is_none() && !again)
     };
     let known: Vec<(i32, u32)> =
         judge.cases().iter().filter(judged).map(|case| (case.device, case.stack)).collect();

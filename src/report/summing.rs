@@ -7,7 +7,7 @@ use super::assemble::DevicePart;
 use super::model::{Finding, Run, Undecided, Verdict};
 use super::{text, units};
 use crate::ledger::stayed::Stayed;
-use crate::ledger::{Case, Class, Frame, Judge, State, Symbols};
+use crate::ledger::{Case, Class, Frame, Judge, Shape, State, Symbols};
 
 /// Fewer steps than this decide nothing.
 const LEAST_STEPS: u64 = 10;
@@ -123,13 +123,22 @@ fn of_what_stayed(stayed: &Stayed, parts: &[DevicePart], judge: &Judge, symbols:
 fn why(stayed: &Stayed, parts: &[DevicePart], judge: &Judge) -> String {
     let Some(lead) = stayed.sites.first() else { return String::new() };
     let same = |case: &&Case| (case.device, case.stack) == (stayed.device, lead.stack);
-    let reason = judge.cases().iter().rev().find(same).and_then(|case| match &case.state {
+    let case = judge.cases().iter().rev().find(same);
+    // That a single burst was freed, or may come again, says nothing of what came after it.
+    let of_one = |case: &&Case| {
+        let single = case.may_come_again() || matches!(case.state, State::Withdrawn { .. });
+        case.pattern.shape == Shape::Burst && single && case.pattern.last < lead.newest
+    };
+    let case = case.filter(|case| !of_one(case));
+    let alone = case.is_some_and(Case::may_come_again);
+    let reason = case.and_then(|case| match &case.state {
         State::Dismissed { reason, .. } => Some(reason.clone()),
         State::Withdrawn { finding, .. } => judge.findings()[*finding].withdrawn.clone(),
         _ => None,
     });
     if let Some(reason) = reason.as_ref().filter(|reason| !reason.is_empty()) {
-        return format!("and is no leak: {reason}");
+        let verdict = if alone { "is not called" } else { "is no leak" };
+        return format!("and {verdict}: {reason}");
     }
     // What a step needed for itself is not what stayed.
     let of_peaks = |kind: &str| kind == "other-work";

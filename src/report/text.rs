@@ -105,6 +105,18 @@ pub fn finding(finding: &Finding, colour: Colour) -> String {
     out
 }
 
+/// That a finding which is printed anew was printed before, and as what.
+pub fn said_before(finding: &Finding, class: Class) -> String {
+    let mut out = String::new();
+    let as_what = if class == finding.class { "and is much faster than that" } else { "and is none" };
+    line(
+        &mut out,
+        "instead of",
+        &format!("{}, called at step {}: it was said before {as_what}", class.name(), finding.called_at_step),
+    );
+    out
+}
+
 /// That a finding which was printed stands no longer.
 pub fn taken_back(finding: &Finding, because: &str, colour: Colour) -> String {
     let mut out = String::new();

@@ -258,6 +258,11 @@ fn grows(report: &Report, leaks: &[&Finding], limit: Growth, suppressed: u64) ->
         name: format!("grows by at most {limit}"),
         found: match (leaks.is_empty(), suppressed) {
             (false, _) => format!("grows by {found}"),
+            // What was not seen long enough may accumulate all the same.
+            (true, _) if !report.undecided.is_empty() => {
+                let open = report.undecided.len() as u64;
+                format!("no leak is known, {} undecided", units::plural(open, "growth"))
+            }
             (true, 0) => "nothing accumulates".to_owned(),
             (true, _) => "nothing accumulates but what is suppressed".to_owned(),
         },

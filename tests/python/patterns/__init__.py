@@ -45,4 +45,17 @@ import torch, functools, collections, types, weakref, gc, queue
 from torch import nn
 """
 
-from . import bounds, containers, graphs, innocent, keys, linked, names, objects, regrown, shared, uses  # noqa: E402, F401
+from . import (  # noqa: E402, F401
+    again,
+    bounds,
+    containers,
+    graphs,
+    innocent,
+    keys,
+    linked,
+    names,
+    objects,
+    regrown,
+    shared,
+    uses,
+)
