@@ -92,7 +92,8 @@ class _Composer:
         if behind is not None:
             same = [item for item in self.group if item[1].steps[0].value is self.path.steps[0].value]
             self.group = [(born, behind.followed_by(path)) for born, path in same]
-            self.path, self.growth = self.group[0][1], _growth.growth(self.group, steps)
+            self.path = self.group[0][1]
+            self.growth = None if self.regrows else _growth.growth(self.group, steps)
         found = linked([path for _, path in self.group])
         if found is not None:
             (self.path, self.row), self.growth = found, None
