@@ -8,11 +8,10 @@ source, and of frames their lines.
 import ast
 import os
 import re
-from typing import Any, List, Optional, Set
+from typing import Any, Set
 
-from ._code import File, Functions, Statement, expressions, words
-from ._limits import Bound
-from ._source import ADDERS, Finder, Holder, Matcher, Store, finds
+from ._code import File, Statement, expressions, words
+from ._source import Finder, Holder, Store, finds
 from ._turnover import _regular, _runs
 from ._use import _calls
 
@@ -77,66 +76,6 @@ def _holds_once(part: Any) -> bool:
     return isinstance(part, ast.Compare) and any(
         isinstance(op, (ast.Eq, ast.Is, ast.NotIn)) for op in part.ops
     )
-
-
-def made_per_call(store: Store, holder: Holder, finder: Finder) -> Optional[Bound]:
-    """A local of a function that makes it anew and hands it to nobody, where a loop that runs calls the function at each
-    turn: what it gathers goes when the function returns."""
-    function = store.statement.function
-    if holder.kind != "local" or not isinstance(function, Functions) or not store.statement.loops:
-        return None
-    match, made = finds(holder), None
-    for statement in store.file.statements:
-        if statement.function is not function or holder.name not in words(statement.node):
-            continue
-        node = statement.node
-        if isinstance(node, (ast.Global, ast.Nonlocal)) or _hands_over(node, match):
-            return None
-        if isinstance(node, (ast.Assign, ast.AnnAssign)) and not statement.loops and not statement.tests:
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if any(match(part) for target in targets for part in getattr(target, "elts", [target])):
-                made = statement
-    inner = any(
-        holder.name in words(statement.node)
-        for statement in store.file.statements
-        if statement.function is not function
-        and statement.function is not None
-        and function.lineno < statement.function.lineno <= (function.end_lineno or 0)
-    )
-    if made is None or inner:
-        return None  # a parameter, or a closure has it
-    for place in dict.fromkeys([store.file.name, *finder.user_files]):
-        there = finder.files.get(place)
-        for caller in there.statements:
-            if _calls(there, caller, function, store.statement.cls, finder) and _comes_again(
-                caller, there, finder, False, _DEPTH
-            ):
-                where = f"{os.path.basename(store.file.name)}:{made.line}"
-                return Bound(f"emptied at each call of {function.name}() ({where})", None, None)
-    return None
-
-
-def _hands_over(node: Any, match: Matcher) -> bool:
-    """Whether a statement gives the object itself to what may keep it: returned, stored, added."""
-    given: List[Any] = []
-    if isinstance(node, (ast.Return, ast.Assign, ast.AnnAssign)) and node.value is not None:
-        given.append(node.value)
-    for part in expressions(node):
-        if isinstance(part, (ast.Yield, ast.YieldFrom)) and part.value is not None:
-            given.append(part.value)
-        if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr in ADDERS:
-            given += part.args
-    while given:
-        value = given.pop()
-        if match(value):
-            return True
-        if isinstance(value, (ast.Tuple, ast.List, ast.Set)):
-            given += value.elts
-        elif isinstance(value, ast.Dict):
-            given += value.values
-        elif isinstance(value, ast.IfExp):
-            given += [value.body, value.orelse]
-    return False
 
 
 def looked_for(holder: Holder, finder: Finder) -> bool:

@@ -463,7 +463,6 @@ class _Composer:
             self._replaced(kept.store, kept.holder, container, owner)
             or self._owners_go()
             or _limits.begun_anew(kept.store, kept.holder)
-            or _again.made_per_call(kept.store, kept.holder, self.finder)
             or _limits.emptied(kept.store, kept.holder, self._receivers(kept), self.finder)
             or (
                 None
