@@ -132,8 +132,7 @@ pub fn recognise(site: &Site, view: &View) -> Option<Pattern> {
     if let Some(pattern) = regrow(site, view) {
         return Some(pattern);
     }
-    let mature = view.ended.checked_sub(MATURE)?;
-    let upto = view.open_since.map_or(Some(mature), |open| Some(mature.min(open.checked_sub(1)?)))?;
+    let upto = view.ended.checked_sub(MATURE)?;
     let old: Vec<Cohort> = site.cohorts.iter().filter(|c| c.last <= upto).copied().collect();
     let newest = old.last()?;
     // Nothing new for long: whatever it was, it does not accumulate now. A burst is the exception.
@@ -485,6 +484,9 @@ fn burst(site: &Site, old: &[Cohort], view: &View) -> Option<Pattern> {
     let later: Vec<Cohort> = old.iter().filter(|c| c.last >= 3).copied().collect();
     let found = bursts(&later, 3);
     let [burst] = found.as_slice() else { return None };
+    if view.open_since.is_some_and(|open| burst.end >= open) {
+        return None; // a request that is open may still use it
+    }
     if site.late_blocks > 0 || burst.start < warm_up_ends(view) || burst.end - burst.start > 8 {
         return None;
     }

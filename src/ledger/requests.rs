@@ -1,4 +1,4 @@
-//! Requests of a server that are open: what they made they may still use, however many others ended meanwhile.
+//! Requests of a server that are open: what one made it may still use, however many others ended meanwhile.
 //!
 //! Must not know: threads, who opens them.
 //! Invariant: a request holds judgement back for at most [`LONGEST`] steps, and takes no memory after that.
