@@ -76,11 +76,9 @@ class _Composer:
         self.evidence, self.climb, self.roots, self.files = evidence, climb, roots, files
         self.group = _growth.largest(evidence.paths)
         self.path = self.group[0][1]
-        blocks = evidence.candidate.get("blocks", [])
         # What regrows lies in one place for each: the same blocks, larger, and no container gets one more.
         self.regrows = evidence.candidate.get("shape") == "regrow"
-        steps = len({block.get("step") for block in blocks})
-        self.growth = None if self.regrows else _growth.growth(self.group, steps)
+        self.growth = self._in_growth()
         stack = [
             (str(frame.get("file", "")), str(frame.get("function", "")), int(frame.get("line", 0)))
             for frame in evidence.candidate.get("stack", [])
@@ -92,8 +90,7 @@ class _Composer:
         if behind is not None:
             same = [item for item in self.group if item[1].steps[0].value is self.path.steps[0].value]
             self.group = [(born, behind.followed_by(path)) for born, path in same]
-            self.path = self.group[0][1]
-            self.growth = None if self.regrows else _growth.growth(self.group, steps)
+            self.path, self.growth = self.group[0][1], self._in_growth()
         found = linked([path for _, path in self.group])
         if found is not None:
             (self.path, self.row), self.growth = found, None
@@ -214,6 +211,11 @@ class _Composer:
             newest = not path.through_graph and not self._grows_below(kept)
             return _anew.excuse(store, holder, self.finder, newest)
         return None
+
+    def _in_growth(self) -> Optional[int]:
+        blocks = self.evidence.candidate.get("blocks", [])
+        steps = len({block.get("step") for block in blocks})
+        return None if self.regrows else _growth.growth(self.group, steps)
 
     def _grows_below(self, kept: Kept) -> bool:
         """Whether a name leads to the block by way of an object of which an attribute is what grows."""

@@ -176,7 +176,10 @@ impl State {
                     })
                     .map(|(finding, was)| {
                         let said = report::text::finding(&finding, self.outcome.colour);
-                        was.map_or(said.clone(), |was| said + &report::text::said_before(&finding, was))
+                        match was {
+                            Some(was) => said + &report::text::said_before(&finding, was),
+                            None => said,
+                        }
                     })
                     .collect()
             };

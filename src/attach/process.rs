@@ -75,6 +75,13 @@ pub struct State {
 #[derive(Debug)]
 pub struct NotStarted(pub String);
 
+impl NotStarted {
+    /// What is said on stderr, as a sentence.
+    fn because(why: &str) -> NotStarted {
+        NotStarted(format!("{}{}.", why[..1].to_uppercase(), &why[1..]))
+    }
+}
+
 /// What `strandline_start` may be told.
 #[derive(Default, Deserialize)]
 #[serde(default)]
@@ -148,7 +155,7 @@ pub fn start(mode: i32, told: Option<&str>) -> Result<(), NotStarted> {
         Err(error) => {
             let why = format!("the options are not the JSON object of strandline.h: {error}");
             say(format_args!("{why}"));
-            return Err(NotStarted(format!("{}{}.", why[..1].to_uppercase(), &why[1..])));
+            return Err(NotStarted::because(&why));
         }
     };
     super::voice::learn_rank();
@@ -253,7 +260,7 @@ fn serve_host() -> Result<Served<HostDriver>, NotStarted> {
                 "host memory cannot be reserved ({error}); an address-space limit (ulimit -v) is the usual reason"
             );
             say(format_args!("{why}. The job runs without strandline"));
-            Err(NotStarted(format!("{}{}.", why[..1].to_uppercase(), &why[1..])))
+            Err(NotStarted::because(&why))
         }
     }
 }

@@ -1,5 +1,7 @@
 """What came once so far: it will come again, or not."""
 
+import textwrap
+
 from . import pattern
 
 _TOP = """
@@ -82,11 +84,7 @@ for i in range(30):
     shape="burst",
 )
 
-pattern(
-    "pairs that a loop reads in each step",
-    """
-kept, model = [], nn.Linear(8, 8)
-for task in range(3):
+_PAIRS = """for task in range(3):
     for i in range(6):
         loss = model(torch.randn(2, 8)).mean()
         for fisher, old in kept: loss = loss + sum((f * (p - o) ** 2).sum() for f, p, o in zip(fisher, model.parameters(), old))
@@ -95,35 +93,24 @@ for task in range(3):
     fisher_now = [p.grad.detach() ** 2 for p in model.parameters()]
     if task == 0: note(fisher_now[0]); note(fisher_now[1])
     kept.append((fisher_now, [p.detach().clone() for p in model.parameters()])); del fisher_now
-""",
-    None,
-    r"global kept\[0\]\[0\]\[[01]\]",
-    not_leak=r"made late and in use since: kept is read at train\.py:\d+",
-    kept=False,
-    shape="burst",
-)
+"""
 
-pattern(
-    "pairs that a loop reads, in a function",
-    """
-kept, model = [], nn.Linear(8, 8)
-def main():
-    for task in range(3):
-        for i in range(6):
-            loss = model(torch.randn(2, 8)).mean()
-            for fisher, old in kept: loss = loss + sum((f * (p - o) ** 2).sum() for f, p, o in zip(fisher, model.parameters(), old))
-            loss.backward(); tick()
-            if task == 1 and i == 5: ask()
-        fisher_now = [p.grad.detach() ** 2 for p in model.parameters()]
-        if task == 0: note(fisher_now[0]); note(fisher_now[1])
-        kept.append((fisher_now, [p.detach().clone() for p in model.parameters()])); del fisher_now
-main()
-""",
-    None,
-    r"global kept\[0\]\[0\]\[[01]\]",
-    not_leak=r"made late and in use since: kept is read at train\.py:\d+",
-    kept=False,
-    shape="burst",
+
+def _pairs(name, source):
+    pattern(
+        name,
+        "\nkept, model = [], nn.Linear(8, 8)\n" + source,
+        None,
+        r"global kept\[0\]\[0\]\[[01]\]",
+        not_leak=r"made late and in use since: kept is read at train\.py:\d+",
+        kept=False,
+        shape="burst",
+    )
+
+
+_pairs("pairs that a loop reads in each step", _PAIRS)
+_pairs(
+    "pairs that a loop reads, in a function", "def main():\n" + textwrap.indent(_PAIRS, "    ") + "main()\n"
 )
 
 pattern(
