@@ -99,9 +99,9 @@ class Advice:
             )
         if kept and kept.stored_in:
             return (
-                _fixes.library_adds(kept.code)
+                _fixes.adds_by_library(kept.code)
                 if kept.store is None
-                else _fixes.library_call(kept.code, kept.stored_in, path.through_graph)
+                else _fixes.call_of_library(kept.code, kept.stored_in, path.through_graph)
             )
         if kept and kept.step is not None and kept.step.name in HOOKS:
             of_tensor = kept.step.name == "_backward_hooks" and hasattr(kept.step.parent, "grad_fn")

@@ -206,12 +206,12 @@ def context_variable(name: str, many: bool) -> str:
     )
 
 
-def library_call(call: str, inner: str, graph: bool) -> str:
+def call_of_library(call: str, inner: str, graph: bool) -> str:
     better = "detached CPU tensors" if graph else "numbers or CPU copies"
     return f"{inner} keeps what {call} hands over; reset or clear it regularly (for a metric: .reset()), or hand over {better}"
 
 
-def library_adds(call: str) -> str:
+def adds_by_library(call: str) -> str:
     return f"{call.strip()} adds something each time and takes nothing out; take out what is no longer used (delete, remove, reset)"
 
 
