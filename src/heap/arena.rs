@@ -116,6 +116,8 @@ pub(super) struct Lane {
     pub arenas: [Arena; 5],
     /// Where its requests lay: once handles had to be moved.
     pub trail: Option<Box<Trail>>,
+    /// Per class, the blocks of its arenas that lie outside of slabs although a slab could serve them.
+    pub loose: [u32; CLASSES],
     /// The clock at the last free.
     pub last_free: u64,
     /// A released pool: its pages may be taken, but only after the whole device was waited for, because
@@ -132,6 +134,7 @@ impl Lane {
             pool,
             arenas: std::array::from_fn(|_| Arena::new()),
             trail: None,
+            loose: [0; CLASSES],
             last_free: 0,
             loud: false,
             in_use: true,

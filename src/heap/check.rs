@@ -8,7 +8,7 @@ use super::fit::Bins;
 use super::segment::{Found, PAGE};
 use super::slab::SlotState;
 use super::stats::{LARGE, SMALL};
-use super::{Driver, Heap, SMALL_MAX, lane_of, part_of};
+use super::{Driver, Heap, SLAB_MAX, SMALL_MAX, lane_of, part_of};
 
 macro_rules! ensure {
     ($condition:expr, $($words:tt)+) => {
@@ -215,6 +215,14 @@ impl<D: Driver> Heap<D> {
             }
             self.check_slab_lists(number)?;
         }
+        let mut loose = lane.loose.map(|_| 0);
+        for (_, block) in self.blocks.iter() {
+            let handed = matches!(block.state, State::Live | State::Pending) && block.size <= SLAB_MAX;
+            if handed && lane_of(block.arena) == index {
+                loose[self.classes.index(block.size)] += 1;
+            }
+        }
+        ensure!(loose == lane.loose, "lane {index} has {loose:?} loose blocks, not {:?}", lane.loose);
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! Free ranges in bins: best fit in constant time.
 //!
-//! 32 bins per doubling of the size, and a bitmap of those that are not empty. The bin of the size and the next
+//! 64 bins per doubling of the size, and a bitmap of those that are not empty. The bin of the size and the next
 //! non-empty one are looked through, at most [`LOOKS`] blocks, for the smallest that fits (the lowest address
 //! among equals); that is the true best fit unless a bin is long. It knows block records, no pages.
 //! Invariant: a block is in the list of the bin of its size, and knows the bin.
@@ -11,7 +11,7 @@ use super::block::{Block, Blocks, Id, NONE, State, join, split};
 
 /// Sizes are multiples of this. Bytes.
 pub(super) const GRAIN: u64 = 512;
-const WORDS: usize = 32;
+const WORDS: usize = 64;
 /// More than any size needs.
 const BINS: usize = WORDS * 64;
 const LOOKS: usize = 8;
@@ -24,14 +24,14 @@ pub(super) struct Bins {
     heads: [Id; BINS],
 }
 
-/// The bin of a size: the binary exponent and five more bits, as the number has them in floating point. The bins
-/// of the first 32 multiples of the grain have one size each.
+/// The bin of a size: the binary exponent and six more bits, as the number has them in floating point. The bins
+/// of the first 64 multiples of the grain have one size each.
 #[inline(always)]
 fn bin_of(size: u64) -> usize {
-    const EXPONENT_AND_FIVE: u32 = f64::MANTISSA_DIGITS - 1 - 5;
-    const FIRST: usize = ((GRAIN as f64).to_bits() >> EXPONENT_AND_FIVE) as usize;
+    const EXPONENT_AND_SIX: u32 = f64::MANTISSA_DIGITS - 1 - 6;
+    const FIRST: usize = ((GRAIN as f64).to_bits() >> EXPONENT_AND_SIX) as usize;
     let bits = (size as i64 as f64).to_bits();
-    ((bits >> EXPONENT_AND_FIVE) as usize).wrapping_sub(FIRST) % BINS
+    ((bits >> EXPONENT_AND_SIX) as usize).wrapping_sub(FIRST) % BINS
 }
 
 impl Bins {
@@ -222,15 +222,15 @@ mod tests {
     }
 
     #[test]
-    fn a_bin_is_a_32nd_of_a_doubling() {
+    fn a_bin_is_a_64th_of_a_doubling() {
         let bin = |units: u64| bin_of(units * GRAIN);
         assert_eq!(bin(1), 0);
-        for units in 1..64 {
+        for units in 1..128 {
             assert!(bin(units) < bin(units + 1), "{units} grains share a bin");
         }
-        for log in 6..40 {
-            for part in 32..64 {
-                let (first, last) = (part << (log - 5), ((part + 1) << (log - 5)) - 1);
+        for log in 7..40 {
+            for part in 64..128 {
+                let (first, last) = (part << (log - 6), ((part + 1) << (log - 6)) - 1);
                 assert_eq!((bin(first), bin(last) + 1), (bin(last), bin(last + 1)), "{part} of 2^{log}");
             }
         }

@@ -7,7 +7,7 @@ use super::block::{Block, Id, NONE, State};
 use super::fit::GRAIN;
 use super::retrace::Request;
 use super::stats::SMALL;
-use super::{Address, Driver, Freed, Handed, Heap, HeapError, Stream, Tag};
+use super::{Address, Driver, Freed, Handed, Heap, HeapError, SLAB_MAX, Stream, Tag};
 
 impl<D: Driver> Heap<D> {
     #[inline(always)]
@@ -57,6 +57,9 @@ impl<D: Driver> Heap<D> {
         let Block { size, word: requested, tag, arena, a: logged, .. } = block;
         self.clock += 1;
         self.stats.freed(part_of(arena), size, requested);
+        if size <= SLAB_MAX {
+            self.free_loose(arena, size);
+        }
         let stream = self.give_block(id, arena, logged);
         Freed { requested, size, stream, tag }
     }

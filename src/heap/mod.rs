@@ -4,7 +4,7 @@
 //! request of `size` bytes on a stream:
 //!
 //! ```text
-//! malloc ─▶ lane (stream, pool) ─▶ ≤ 32 KiB: a slot of a slab          size_class, slab, slabs
+//! malloc ─▶ lane (stream, pool) ─▶ ≤ 64 KiB: a slot of a slab          size_class, slab, slabs
 //!                              └─▶ else: where it lay a step ago,    trail, retrace
 //!                                  or best fit among free ranges     fitted, fit, block
 //!   nothing fits ─▶ finished events ─▶ grow: idle pages are mapped    stream, grow, window,
@@ -64,7 +64,7 @@ use block::{Blocks, NONE, State};
 use fit::GRAIN;
 use pool::Pools;
 use segment::{Found, Space, named_by};
-use size_class::{Classes, SLAB_MAX};
+use size_class::{Classes, EAGER_MAX, SLAB_MAX};
 use slab::{Slabs, SlotState, run_for};
 use stats::Ledgers;
 use stream::{Handed, Marks, Pending};
@@ -73,7 +73,7 @@ use stream::{Handed, Marks, Pending};
 /// own, as PyTorch's do. Bytes.
 pub const SMALL_MAX: u64 = 1 << 20;
 /// The smallest fitted block: a table's granule must not hold two starts.
-const FITTED_MIN: u64 = SLAB_MAX + GRAIN;
+const FITTED_MIN: u64 = EAGER_MAX + GRAIN;
 /// Pending blocks are looked at once in so many mallocs, at first more often; and whenever nothing fits.
 const POLL: u32 = 16;
 

@@ -16,7 +16,7 @@ use super::{Address, Handle};
 /// The unit of physical memory that the heap deals in, in bytes; the driver's granularity divides it.
 pub(super) const PAGE: u64 = 2 << 20;
 
-/// Granules of 32 KiB for small requests (fitted blocks are larger than [`SLAB_MAX`](super::size_class::SLAB_MAX)),
+/// Granules of 32 KiB for small requests (fitted blocks are larger than [`EAGER_MAX`](super::size_class::EAGER_MAX)),
 /// of 1 MiB for large ones.
 const GRANULE_SHIFT: [u32; 2] = [15, 20];
 

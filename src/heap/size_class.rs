@@ -5,11 +5,16 @@
 //! minimum of 512 bytes every class up to 8 KiB is a multiple of 512, so that a block's size is exactly
 //! what PyTorch's allocator would make it. It knows numbers only.
 
-/// The largest request that a slab serves; larger ones are fitted into free ranges. Bytes.
+/// The largest request that a slab may serve; larger ones are fitted into free ranges. Bytes.
 ///
 /// Fitted ranges waste less from here on: a slab per class would cost more memory than it saves, and the
 /// time that a slab saves no longer matters for so few requests.
-pub(super) const SLAB_MAX: u64 = 32 << 10;
+pub(super) const SLAB_MAX: u64 = 64 << 10;
+
+/// The largest request for which a slab is made whenever there is none with a free slot. Bytes. Above, one is made
+/// once [`LOOSE`] blocks of its class are *loose*: fitted into ranges for want of a slab, and not free again.
+pub(super) const EAGER_MAX: u64 = 32 << 10;
+pub(super) const LOOSE: u32 = 4;
 
 /// Classes for one minimum block size.
 #[derive(Clone, Copy, Debug)]

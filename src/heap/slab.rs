@@ -12,7 +12,13 @@ pub(super) const RUN_UNIT: u64 = 64 << 10;
 
 /// The size of the run for slots of a size, in bytes: at least eight slots.
 pub(super) fn run_for(slot: u64) -> u64 {
-    if slot <= 8 << 10 { RUN_UNIT } else { 4 * RUN_UNIT }
+    if slot <= 8 << 10 {
+        RUN_UNIT
+    } else if slot <= 32 << 10 {
+        4 * RUN_UNIT
+    } else {
+        8 * RUN_UNIT
+    }
 }
 
 const WORDS: usize = 16;
@@ -73,8 +79,8 @@ pub(super) struct Slab {
     /// One for each slot.
     pub meta: Vec<Slot>,
     pub size: u32,
-    /// 2^34 ÷ size, rounded up: division by multiplication, exact for slots of 64 bytes to 32 KiB in a run of
-    /// at most 256 KiB.
+    /// 2^36 ÷ size, rounded up: division by multiplication, exact for slots of 64 bytes to 64 KiB in a run of
+    /// at most 512 KiB.
     inverse: u32,
     pub prev: SlabId,
     pub next: SlabId,
@@ -90,7 +96,7 @@ pub(super) struct Slab {
     pub block: Id,
 }
 
-const INVERSE_SHIFT: u32 = 34;
+const INVERSE_SHIFT: u32 = 36;
 
 /// What [`NONE`] names: links may be written there.
 const NOBODYS: Slab = Slab {

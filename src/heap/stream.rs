@@ -16,7 +16,7 @@ use super::arena::part_of;
 use super::block::{Id, NONE, State};
 use super::slab::SlotState;
 use super::stats::SMALL;
-use super::{Driver, DriverError, Event, Heap, Stream};
+use super::{Driver, DriverError, Event, Heap, SLAB_MAX, Stream};
 
 /// What is handed out: a fitted block, or a slot of a slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,6 +130,9 @@ impl<D: Driver> Heap<D> {
                 let block = self.blocks[id];
                 self.stats.waited(part_of(block.arena), block.size, block.word);
                 self.space.clear(block.region, block.addr);
+                if block.size <= SLAB_MAX {
+                    self.free_loose(block.arena, block.size);
+                }
                 self.give_block(id, block.arena, block.a);
             }
             Handed::Slot(id, slot) => {

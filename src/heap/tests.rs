@@ -1,5 +1,6 @@
 //! The heap's behaviour on a device that keeps books only, `check()`ed after every step.
 
+use super::size_class::LOOSE;
 use super::*;
 use crate::driver::host::{BooksDriver, Call, Options};
 
@@ -43,6 +44,35 @@ fn a_block_comes_back_with_its_tag() {
         assert_eq!(heap.block_at(at), None);
         sound(&heap);
     }
+}
+
+#[test]
+fn a_slab_of_large_slots_is_made_for_several_blocks() {
+    let (_, mut heap) = heap(1 << 30);
+    let (size, fitted, slot) = (39_000, 39_424, 40_960);
+    // One that comes and goes, however often.
+    for _ in 0..100 {
+        let at = heap.malloc(size, S0, TAG).unwrap();
+        assert_eq!(heap.block_at(at).unwrap().size, fitted);
+        heap.free(at).unwrap();
+    }
+    let mut blocks = Vec::new();
+    for i in 0..30 {
+        let at = heap.malloc(size, S0, TAG).unwrap();
+        let expected = if i < LOOSE { fitted } else { slot };
+        assert_eq!(heap.block_at(at).unwrap().size, expected, "block {i}");
+        blocks.push(at);
+        sound(&heap);
+    }
+    // Those that lie outside are known also while another stream works on them.
+    heap.record_stream(blocks[0], Stream(4)).unwrap();
+    for at in blocks {
+        heap.free(at).unwrap();
+        sound(&heap);
+    }
+    heap.trim();
+    sound(&heap);
+    assert_eq!(heap.reserved(), 0);
 }
 
 #[test]
