@@ -6,6 +6,7 @@ use super::arena::{kind_for, kind_of, lane_of, part_for, part_of};
 use super::block::{Block, Id, NONE, State};
 use super::fit::GRAIN;
 use super::retrace::Request;
+use super::size_class::{EAGER_MAX, LOOSE};
 use super::stats::SMALL;
 use super::{Address, Driver, Freed, Handed, Heap, HeapError, SLAB_MAX, Stream, Tag};
 
@@ -42,13 +43,47 @@ impl<D: Driver> Heap<D> {
         let Some(id) = bins.best(&self.blocks, size) else {
             return self.malloc_block_slow(lane, size, requested, tag).map(|id| self.blocks[id].addr);
         };
+        Ok(self.take_range(id, request))
+    }
+
+    /// Hands out the first part of a free range of the request's own arena.
+    #[inline(always)]
+    fn take_range(&mut self, id: Id, request: &Request) -> Address {
+        let &Request { lane, kind, size, requested, tag } = request;
         if self.plain {
-            return Ok(self.hand_out(id, size, requested, tag));
+            return self.hand_out(id, size, requested, tag);
         }
+        let bins = &mut self.lanes[lane].arenas[kind].bins;
         let (_, (at, region)) = bins.take(&mut self.blocks, id, size, |block| block.fill(requested, tag));
         self.space.set_block(region, at, id);
         self.stats.handed_out(part_for(kind), size, requested);
-        Ok(at)
+        at
+    }
+
+    /// A request that a slab could serve if there were one with a free slot; one is made if there is company for it.
+    #[inline(never)]
+    pub(super) fn malloc_loose(
+        &mut self,
+        lane: usize,
+        class: usize,
+        requested: u64,
+        tag: Tag,
+    ) -> Result<Address, HeapError> {
+        if requested <= EAGER_MAX || self.lanes[lane].loose[class] >= LOOSE {
+            return self.malloc_slot_slow(lane, class, requested, tag);
+        }
+        let size = requested.next_multiple_of(GRAIN);
+        let Some(id) = self.lanes[lane].arenas[SMALL].bins.best(&self.blocks, size) else {
+            return self.malloc_loose_slow(lane, size, requested, tag);
+        };
+        self.lanes[lane].loose[class] += 1;
+        Ok(self.take_range(id, &Request { lane, kind: SMALL, size, requested, tag }))
+    }
+
+    /// A block is freed that lay outside of slabs although a slab could serve it.
+    #[inline]
+    pub(super) fn free_loose(&mut self, arena: u16, size: u64) {
+        self.lanes[lane_of(arena)].loose[self.classes.index(size)] -= 1;
     }
 
     /// Takes a block back that no other stream uses, and that is in its region's table no more.

@@ -11,7 +11,6 @@ use super::arena::{arena_number, kind_for, lane_of};
 use super::block::{Block, Id, NONE};
 use super::fit::GRAIN;
 use super::grow::Shortage;
-use super::size_class::{EAGER_MAX, LOOSE};
 use super::stats::SMALL;
 use super::{Address, Driver, FITTED_MIN, Heap, HeapError, RUNS, Stream, Tag, run_for};
 
@@ -25,9 +24,6 @@ impl<D: Driver> Heap<D> {
         requested: u64,
         tag: Tag,
     ) -> Result<Address, HeapError> {
-        if requested > EAGER_MAX && self.lanes[lane].loose[class] < LOOSE {
-            return self.malloc_loose(lane, requested.next_multiple_of(GRAIN), requested, tag);
-        }
         if let Some(slab) = self.make_slab(lane, class) {
             return Ok(self.take_slot(lane, slab, requested, tag));
         }
@@ -44,39 +40,29 @@ impl<D: Driver> Heap<D> {
         match self.grow(arena_number(lane, RUNS), run_for(self.classes.size(class))) {
             Ok(()) => {}
             // One slot is less than a slab: it may still be found.
-            Err(Shortage::Memory) => return self.malloc_loose(lane, alone, requested, tag),
+            Err(Shortage::Memory) => return self.malloc_loose_slow(lane, alone, requested, tag),
             Err(Shortage::Driver(error)) => return Err(error.into()),
         }
         match self.make_slab(lane, class) {
             Some(slab) => Ok(self.take_slot(lane, slab, requested, tag)),
-            None => self.malloc_loose(lane, alone, requested, tag),
+            None => self.malloc_loose_slow(lane, alone, requested, tag),
         }
     }
 
     /// A request of at most [`SLAB_MAX`](super::SLAB_MAX) bytes that no slab is made for.
-    fn malloc_loose(
+    #[cold]
+    pub(super) fn malloc_loose_slow(
         &mut self,
         lane: usize,
         size: u64,
         requested: u64,
         tag: Tag,
     ) -> Result<Address, HeapError> {
-        let id = match self.fitting(lane, SMALL, size) {
-            Some(id) => {
-                self.hand_out(id, size, requested, tag);
-                id
-            }
-            None => self.malloc_block_slow(lane, size, requested, tag)?,
-        };
+        let id = self.malloc_block_slow(lane, size, requested, tag)?;
+        // It may have been lent by another lane.
         let Block { addr, arena, .. } = self.blocks[id];
         self.lanes[lane_of(arena)].loose[self.classes.index(size)] += 1;
         Ok(addr)
-    }
-
-    /// A block is freed that lay outside of slabs although a slab could serve it.
-    #[cold]
-    pub(super) fn free_loose(&mut self, arena: u16, size: u64) {
-        self.lanes[lane_of(arena)].loose[self.classes.index(size)] -= 1;
     }
 
     /// A request that fits into no free range of its arena.

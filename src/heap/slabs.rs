@@ -15,7 +15,7 @@ impl<D: Driver> Heap<D> {
         let class = self.classes.index(size);
         let slab = self.lanes[lane].arenas[SMALL].slabs[class];
         if slab == NONE {
-            return self.malloc_slot_slow(lane, class, size, tag);
+            return self.malloc_loose(lane, class, size, tag);
         }
         Ok(self.take_slot(lane, slab, size, tag))
     }
