@@ -10,6 +10,9 @@ import sys
 from types import FrameType, ModuleType
 from typing import Any, Dict, List, NamedTuple, Set, Tuple
 
+_SUSPENDABLE = (
+    0x20 | 0x80 | 0x200
+)  # a generator, coroutine or async generator, which refers to its frame's variables
 _OPTIMIZED = 0x1  # the frame's locals are slots, f_locals is a copy of them
 _OURS = __file__.rsplit("_roots", 1)[0]
 
@@ -119,7 +122,7 @@ class Roots:
                         )
                         self.locals.setdefault(id(value), []).append(place)
                         self.values.append(value)
-                        if name not in cells and _IN_SLOTS:
+                        if _IN_SLOTS and not code.co_flags & _SUSPENDABLE and name not in cells:
                             self.slots[id(value)] = self.slots.get(id(value), 0) + 1
                         del value
                 elif not is_ours(code) and id(frame.f_globals) not in self.globals:

@@ -100,6 +100,20 @@ def test_a_captured_variable_is_no_reference_of_the_frames(built_library, progra
         assert not index.knows_all(captured)
 
 
+def test_variables_of_a_running_generator_are_counted_once(built_library, program, installed):
+    def running():
+        thing = program.thing = []
+        installed.kept = [thing]
+        yield knows(thing)  # called as Python calls functions of its own, with the frame's variables in order
+
+    def knows(thing):
+        with Asked(built_library) as index:
+            return index.knows_all(thing)
+
+    program.running = running()
+    assert next(program.running) is False
+
+
 def test_classes_of_the_program_are_gone_through_and_others_are_not(built_library, program, installed):
     for module in (program, installed):
         exec("class Kind:\n    kept = []", module.__dict__)
