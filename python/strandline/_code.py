@@ -6,12 +6,8 @@ Invariant: a file that cannot be read or parsed is an empty list; a file is pars
 
 import ast
 import linecache
-import sys
 import warnings
-from types import ModuleType
 from typing import Any, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Tuple
-
-from ._roots import is_user_file
 
 _COMPOUND = tuple(
     getattr(ast, name)
@@ -156,36 +152,17 @@ def _walk(node: Any) -> List[Any]:
 
 
 class Files:
-    """The files of one search."""
+    """The files of one search. `users`: the user's source files, the main script first."""
 
-    def __init__(self) -> None:
+    def __init__(self, users: List[str]) -> None:
+        self.users = users
         self._files: Dict[str, File] = {}
-        self._users: Optional[List[str]] = None
-
-    @property
-    def users(self) -> List[str]:
-        """The user's source files: the main script and the modules imported."""
-        if self._users is None:
-            main = getattr(sys.modules.get("__main__"), "__file__", None)
-            files = [_file_of(module) for module in list(sys.modules.values())]
-            self._users = [
-                file
-                for file in dict.fromkeys([main, *files])
-                if isinstance(file, str) and file.endswith(".py") and is_user_file(file)
-            ]
-        return self._users
 
     def get(self, name: str) -> File:
         found = self._files.get(name)
         if found is None:
             found = self._files[name] = File(name)
         return found
-
-
-def _file_of(module: Any) -> Any:
-    if type(module) is ModuleType:  # not by a `__getattr__` of its own
-        return module.__dict__.get("__file__")
-    return getattr(module, "__file__", None)
 
 
 def last_name(node: Any) -> str:

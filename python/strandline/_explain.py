@@ -1,7 +1,8 @@
 """Explains candidates: who holds their blocks, which line keeps them, how to mend it. The search as a whole.
 
 Must not know: how the ledger picks candidates, how an answer is worded (_answer).
-Invariant: within its deadline; the collector is off while it runs and as before afterwards, nothing is collected;
+Invariant: the program's own objects are searched first, all objects only where those do not explain everything (_near);
+within its deadline; the collector is off while it runs and as before afterwards, nothing is collected;
 when it returns it holds nothing of the user's; every candidate gets an answer, so that none is asked for again.
 """
 
@@ -19,10 +20,11 @@ from ._code import Files
 from ._growth import beginning
 from ._holders import Chain, Climb, Ours
 from ._index import Index
+from ._near import Unexplained, near
 from ._path import Path, Step, write
 from ._roles import in_use, roles
 from ._roots import Roots
-from ._tensors import Blocks, Found, Owner, classes, find
+from ._tensors import Blocks, Found, Owner, classes, find, own_references
 
 SECONDS = 2.0  # of this thread's own computing: what else the machine is busy with changes no answer
 _ENTRIES = 1_000_000  # of an array that is looked through
@@ -74,24 +76,38 @@ class Explainer:
     ) -> Dict[int, Dict[str, Any]]:
         collecting = gc.isenabled()
         gc.disable()
-        search = index = None
+        roots = None
         try:
             current = in_use(list(_hooks.optimizers.values()))
+            roots = Roots()
+            files = Files(roots.files)
+
+            def among(index: Index, patience: float) -> Dict[int, Dict[str, Any]]:
+                deadline = time.thread_time() + patience
+                search = Search(candidates, current, collecting, index, roots, files, deadline, pace)
+                try:
+                    return search.answers()
+                finally:
+                    search.close()
+                    index.close()
+
+            few = near(roots, classes(), own_references, seconds=seconds / 4)
+            if few is not None:
+                try:
+                    return among(few, seconds / 4)
+                except Exception:  # whatever it was, the whole index may be asked
+                    pass
             objects = gc.get_objects()
             _announce(len(candidates), len(objects))
-            index = Index(objects, classes(), seconds=seconds)
-            deadline = time.thread_time() + seconds
+            whole = Index(objects, classes(), seconds=seconds)
             del objects
-            search = Search(candidates, current, collecting, index, deadline, pace)
-            return search.answers()
+            return among(whole, seconds)
         except Exception:
             _trouble.said("the search for holders")
             return {}
         finally:
-            if search is not None:
-                search.close()
-            if index is not None:
-                index.close()
+            if roots is not None:
+                roots.close()
             if collecting:
                 gc.enable()
 
@@ -128,6 +144,8 @@ class Search:
         current: Set[int],
         collecting: bool,
         index: Index,
+        roots: Roots,
+        files: Files,
         deadline: float,
         pace: float = 0.0,
     ) -> None:
@@ -138,11 +156,11 @@ class Search:
         self._pace = pace  # seconds a step
         self._ended = True  # not for lack of time
         self._ours = Ours()
-        self._roots = Roots()
+        self._roots = roots
         self._index = index
-        self._ours.add(index.objects)
+        self._ours.add(index.objects, roots.values)
         self._climb = Climb(self._roots, self._ours, self._index, deadline)
-        self._files = Files()
+        self._files = files
         self._chosen: Dict[int, List[Block]] = {
             candidate["id"]: [
                 Block(int(b["address"]), int(b["size"]), int(b.get("step", 0)))
@@ -161,8 +179,6 @@ class Search:
         self._held.clear()
         self._others.clear()
         self._dangling.clear()
-        self._roots.locals.clear()
-        self._roots.globals.clear()
 
     def answers(self) -> Dict[int, Dict[str, Any]]:
         every = [block for blocks in self._chosen.values() for block in blocks]
@@ -171,6 +187,7 @@ class Search:
         self._ours.add(*instances)
         found = find(instances, blocks, self._ours)
         self._ours.add(found.sources, found.optimizers, found.modules, *found.owners.values())
+        self._sure_of(found)
         excused = roles(found.optimizers, self._current, found.modules, blocks)
         sought: Dict[int, Block] = {}
         for blocks_of in self._chosen.values():
@@ -206,6 +223,8 @@ class Search:
             )
             try:
                 answer = compose(evidence, self._climb, self._roots, self._files)
+            except Unexplained:
+                raise
             except Exception:
                 _trouble.said("the wording of an answer")
                 continue
@@ -215,6 +234,18 @@ class Search:
                 roots = {path.graph for path in every_path if path.graph is not None}
                 _graphs.explained.update(roots)
         return result
+
+    def _sure_of(self, found: Found) -> None:
+        """What is in use for training is excused: so all of that must be known."""
+        if self._index.whole:
+            return
+        steps = [optimizer for optimizer in found.optimizers if id(optimizer) in self._current]
+        if len(steps) < len(self._current):
+            raise Unexplained
+        for optimizer in steps:
+            for group in optimizer.param_groups:
+                if not all(self._index.knows_all(parameter) for parameter in group["params"]):
+                    raise Unexplained
 
     # blocks that a Python tensor covers
     def _direct(self, sought: Dict[int, Block], found: Found) -> None:
@@ -339,6 +370,8 @@ class Search:
         for identity, addresses in credited.items():
             self._by_other_graphs(origins[identity], addresses, sources, graphs)
         origins.clear()
+        if missing and not self._index.whole:
+            raise Unexplained
         self._by_arrays(missing, found)
         self._by_tied_gradients(missing, found)
         for address in missing:
@@ -466,7 +499,7 @@ class Search:
         looked: Set[int] = set()
 
         def arrays() -> Iterator[Tuple[Any, Any]]:
-            for value in self._roots.values():
+            for value in self._roots.values:
                 if type(value) is array_type:
                     yield None, value
             for holder in self._index.objects:

@@ -10,6 +10,8 @@ from typing import Any, Dict, List, Optional, Set, Tuple
 from . import _limits
 from ._path import Path
 
+_NUMBER = re.compile(r"\d+")
+
 
 def beginning(path: Path) -> Any:
     """What paths to blocks in one container have in common: all before the first index."""
@@ -23,7 +25,7 @@ def largest(paths: List[Tuple[int, Path]]) -> List[Tuple[int, Path]]:
     groups: Dict[Any, List[Tuple[int, Path]]] = {}
     for born, path in paths:
         name = next((step.name for step in path.steps if step.kind == "name"), "")
-        name = re.sub(r"\d+", "#", name)  # names that are made up: globals()[f"batch_{i}"]
+        name = _NUMBER.sub("#", name)  # names that are made up: globals()[f"batch_{i}"]
         groups.setdefault((path.root, path.prefix if path.root != "cycle" else "", name), []).append(
             (born, path)
         )

@@ -2,7 +2,8 @@
 
 Must not know: how a chain is written, which line of source made it, what autograd's graph holds.
 Invariant: at most one pass over the collector's objects a level for all objects sought (none with an index); strandline's own objects are no
-holders; bounded by a deadline, by levels and by the objects climbed at a level.
+holders; bounded by a deadline, by levels and by the objects climbed at a level. With an index that is not whole no chain
+is given that a whole one might not give: `Unexplained` is raised instead.
 """
 
 import time
@@ -11,11 +12,13 @@ from types import FrameType, ModuleType
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from ._index import Index
+from ._near import Unexplained
 from ._roots import Local, Roots, is_ours
 
 _LEVELS = 40
 _WIDE = 64  # objects climbed at a level
 _CHUNK = 16  # objects sought in one pass: its cost rises with their number
+_OWN = 1  # of `Climb._preference`: variables of the main program and of running functions
 _NEAR = 8  # levels up to a container that others are known to lie in
 
 
@@ -44,6 +47,7 @@ class Climb:
         self._objects: Dict[int, Any] = {}
         self._parents: Dict[int, List[int]] = {}  # known holders of an object, nearest first
         self._climbed: Set[int] = set()
+        self._unsure: Set[int] = set()  # climbed objects with holders that the index does not know
         self._ends: Dict[int, str] = {}  # objects that are roots themselves
         self.complete = True
 
@@ -77,6 +81,7 @@ class Climb:
 
     def attributes(self, thing: Any) -> List[Tuple[Any, str]]:
         """The attributes under which instances met in the climb hold `thing`."""
+        self._sure_of(id(thing))
         found: List[Tuple[Any, str]] = []
         for parent in self._parents.get(id(thing), []):
             holder = self._objects[parent]
@@ -103,6 +108,7 @@ class Climb:
         if id(thing) not in self._climbed:  # a variable's value: there was no need to climb
             self._objects[id(thing)] = thing
             self._level([id(thing)], {id(thing): 1})
+        self._sure_of(id(thing))
         parents = [
             self._objects[parent] for parent in self._parents.get(id(thing), []) if not self._is_end(parent)
         ][:_CHUNK]
@@ -142,6 +148,7 @@ class Climb:
             if not level or time.thread_time() > until:
                 break
         self.complete = complete
+        self._sure_of(*came)
         return None
 
     def ends(self, thing: Any) -> Set[int]:
@@ -160,6 +167,10 @@ class Climb:
             level = following
         return found
 
+    def _sure_of(self, *identities: int) -> None:
+        if not self._unsure.isdisjoint(identities):
+            raise Unexplained
+
     # one level up
     def _level(self, frontier: List[int], origin: Dict[int, int]) -> List[int]:
         above: List[int] = []
@@ -173,6 +184,7 @@ class Climb:
             things = [self._objects[identity] for identity in chunk]
             holders = self._index.holders(things)
             self._climbed.update(chunk)
+            self._unsure.update(id(thing) for thing in things if not self._index.knows_all(thing))
             for holder, child in holders:
                 parent = id(holder)
                 if self._is_ours(holder):
@@ -231,11 +243,16 @@ class Climb:
         level = [source]
         last = source
         stack_end: Optional[int] = None
+        below: List[int] = []
         while level:
             ends = [identity for identity in level if self._is_end(identity)]
             if ends:
                 best = min(ends, key=self._preference)
+                if self._preference(best)[0] > _OWN:
+                    self._sure_of(*below)  # else nothing that is as near would be better
                 return self._rooted(best, self._down(best, came))
+            self._sure_of(*below)
+            below = level
             following: List[int] = []
             for identity in level:
                 parents = self._parents.get(identity, [])
@@ -248,6 +265,8 @@ class Climb:
             if following:
                 last = following[0]
             level = following
+        if not self._index.whole:
+            raise Unexplained
         if not self.complete:
             return Chain("unknown", self._down(last, came))
         if stack_end is not None:

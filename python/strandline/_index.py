@@ -13,6 +13,8 @@ from . import _library
 class Index:
     """Holders of objects and instances of classes, as of the moment when it was made. `objects` are the collector's."""
 
+    whole = True  # all that refers to an object is in it
+
     def __init__(
         self, objects: List[Any], classes: Tuple[type, ...], library: Any = None, seconds: float = 60.0
     ) -> None:
@@ -32,6 +34,10 @@ class Index:
     @property
     def is_quick(self) -> bool:
         return self._index is not None
+
+    def knows_all(self, thing: Any) -> bool:
+        """Whether all that refers to an object is in the index."""
+        return True
 
     def instances(self) -> List[List[Any]]:
         """For each class asked for its instances."""

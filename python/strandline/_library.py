@@ -53,6 +53,18 @@ _SIGNATURES = {
     "strandline_finish": (ctypes.c_int, []),
     "strandline_report": (ctypes.c_int, [ctypes.c_char_p]),
     "strandline_internal_index": (ctypes.c_void_p, [ctypes.py_object, ctypes.py_object, ctypes.c_uint32]),
+    "strandline_internal_reach": (
+        ctypes.c_size_t,
+        [
+            ctypes.py_object,
+            ctypes.py_object,
+            ctypes.c_void_p,
+            ctypes.c_size_t,
+            ctypes.py_object,
+            ctypes.c_void_p,
+            ctypes.c_uint32,
+        ],
+    ),
     "strandline_internal_holders": (
         ctypes.c_size_t,
         [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t],
@@ -141,6 +153,18 @@ class Library:
     ) -> Optional[int]:
         """The references among `objects`; None where this Python cannot be asked so, or not in that time."""
         return self._functions["internal_index"](objects, classes, int(seconds * 1000)) or None
+
+    def python_reach(
+        self, roots: List[Any], types: List[type], closed: Sequence[int], most: int
+    ) -> Optional[Tuple[List[Any], Sequence[int]]]:
+        """What the objects of `roots` lead to, the nearest first, and for each how many references to it were not met
+        (255 for more); types but those given, and what has one of the ids in `closed`, are not gone through. None where
+        this Python does not tell, or there are more than `most`."""
+        found: List[Any] = []
+        unseen = (ctypes.c_uint8 * most)()
+        shut = (ctypes.c_size_t * len(closed))(*closed)
+        count = int(self._functions["internal_reach"](roots, types, shut, len(closed), found, unseen, most))
+        return None if count == _NONE else (found, unseen[:count])
 
     def python_holders(self, index: int, identity: int) -> Optional[Sequence[int]]:
         """The numbers of the objects that refer to this one; None if the index does not know it."""

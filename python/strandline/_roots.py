@@ -5,10 +5,14 @@ Invariant: reading a frame's locals leaves nothing behind in the frame (before P
 that would keep the locals of that moment alive); strandline's own frames are no roots.
 """
 
+import functools
 import sys
 from types import FrameType, ModuleType
-from typing import Any, Dict, Iterator, List, NamedTuple, Set, Tuple
+from typing import Any, Dict, List, NamedTuple, Set, Tuple
 
+_SUSPENDABLE = (
+    0x20 | 0x80 | 0x200
+)  # a generator, coroutine or async generator, which refers to its frame's variables
 _OPTIMIZED = 0x1  # the frame's locals are slots, f_locals is a copy of them
 _OURS = __file__.rsplit("_roots", 1)[0]
 
@@ -28,6 +32,7 @@ def is_ours(code: Any) -> bool:
     return code.co_filename.startswith(_OURS)
 
 
+@functools.lru_cache(maxsize=16384)
 def is_user_file(file: str) -> bool:
     """Whether a source file is the user's: neither the standard library's nor an installed package's."""
     if not file or file.startswith(("<frozen", _OURS, "<strandline>")):
@@ -66,16 +71,34 @@ class Roots:
         self.locals: Dict[int, List[Local]] = {}  # id of a value -> the names it has in frames
         self.frames: Set[int] = set()
         self.threads: Dict[Tuple[str, str], int] = {}  # (file, function) -> how many other threads run it
-        for module in list(sys.modules.values()):
-            if type(module) is ModuleType:
-                names = module.__dict__
-            elif ModuleType in type(module).__mro__:
-                names = object.__getattribute__(module, "__dict__")
-            else:
-                continue
-            if type(names) is dict and names.get("__name__", "").split(".", 1)[0] != __package__:
-                self.globals.setdefault(id(names), module)
+        self.values: List[Any] = []  # the dicts of the user's modules, and what running functions name
+        self.slots: Dict[int, int] = {}  # id of a value -> references to it that are variables of frames
+        self.files: List[str] = []  # the user's source files: the main script and the modules imported
+        self._take_modules()
         self._take_frames()
+
+    def _take_modules(self) -> None:
+        main = sys.modules.get("__main__")
+        files: List[Any] = [getattr(main, "__file__", None)]
+        for name, module in list(sys.modules.items()):
+            kind = type(module)
+            if kind is ModuleType:
+                names = module.__dict__
+            elif ModuleType in kind.__mro__:
+                names = object.__getattribute__(module, "__dict__")
+            else:  # what a module has put in its place
+                files.append(getattr(module, "__file__", None))
+                continue
+            ours = type(name) is str and name.partition(".")[0] == __package__
+            if type(names) is not dict or ours:
+                continue
+            self.globals.setdefault(id(names), module)
+            file = names.get("__file__")
+            if module is main or (type(file) is str and is_user_file(file)):
+                self.values.append(names)
+                files.append(file)
+        sources = (file for file in files if type(file) is str and file.endswith(".py"))
+        self.files += [file for file in dict.fromkeys(sources) if is_user_file(file)]
 
     def _take_frames(self) -> None:
         import threading
@@ -90,6 +113,7 @@ class Roots:
                 if thread != me:
                     running.add((code.co_filename, code.co_name))
                 if not is_ours(code) and code.co_flags & _OPTIMIZED:
+                    cells = {*code.co_cellvars, *code.co_freevars}
                     for name, value in locals_of(frame).items():
                         if value is None or type(value) in _PLAIN:
                             continue
@@ -97,8 +121,13 @@ class Roots:
                             code.co_filename, code.co_name, code.co_firstlineno, name, depth, thread == me
                         )
                         self.locals.setdefault(id(value), []).append(place)
+                        self.values.append(value)
+                        if _IN_SLOTS and not code.co_flags & _SUSPENDABLE and name not in cells:
+                            self.slots[id(value)] = self.slots.get(id(value), 0) + 1
+                        del value
                 elif not is_ours(code) and id(frame.f_globals) not in self.globals:
                     self.globals[id(frame.f_globals)] = None  # a script run by exec or runpy
+                    self.values.append(frame.f_globals)
                 depth += 1
                 frame = frame.f_back  # type: ignore[assignment]
             for place in running:
@@ -106,15 +135,10 @@ class Roots:
             del frame
         del innermost
 
-    @staticmethod
-    def values() -> Iterator[Any]:
-        """The values of the locals of running functions."""
-        for innermost in sys._current_frames().values():
-            frame: Any = innermost
-            while frame is not None:
-                if not is_ours(frame.f_code) and frame.f_code.co_flags & _OPTIMIZED:
-                    yield from list(locals_of(frame).values())
-                frame = frame.f_back
+    def close(self) -> None:
+        self.globals.clear()
+        self.locals.clear()
+        self.values.clear()
 
     def local(self, thing: Any) -> List[Local]:
         """The names of `thing` in running frames, the best first: the user's files, then the outermost."""
@@ -145,4 +169,7 @@ class Roots:
         return file if isinstance(file, str) else str(names.get("__name__", "?"))
 
 
+# Whether each variable of a frame is a reference to its value, and only that: before, a frame is an object that refers
+# to them itself; since, a function's arguments may be its caller's references.
+_IN_SLOTS = (3, 11) <= sys.version_info < (3, 14)
 _PLAIN = (bool, int, float, complex, str, bytes)

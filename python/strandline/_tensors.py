@@ -4,6 +4,8 @@ Must not know: who holds the tensors, what the blocks mean.
 Invariant: runs no code of the user's (no __class__, __repr__, unpack hook), changes no tensor.
 """
 
+import functools
+import sys
 from bisect import bisect_right
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
@@ -103,3 +105,27 @@ def _look(tensor: Any, blocks: Blocks, found: Found) -> None:
             found.sources.append(tensor)
     except Exception:
         pass
+
+
+@functools.lru_cache(maxsize=1)
+def _holds_its_object() -> bool:
+    """Whether what C++ refers to keeps Python's tensor (torch 2.11 and later), not Python's tensor it."""
+    import torch
+
+    holder, held = torch.empty(0), torch.empty(0)
+    before = sys.getrefcount(held)
+    holder.grad = held
+    return sys.getrefcount(held) > before
+
+
+def own_references(thing: Any) -> int:
+    """The references to a Python tensor that torch itself has, because C++ refers to it as well."""
+    import torch
+
+    if torch.Tensor not in type(thing).__mro__ or not _holds_its_object():
+        return 0
+    try:
+        with torch._C.DisableTorchFunctionSubclass():
+            return int(torch.Tensor._use_count(thing) > 1)  # type: ignore[attr-defined]
+    except Exception:
+        return 0

@@ -11,6 +11,7 @@
 //! | [`python_module`] | `import strandline` before `import torch` |
 //! | `python_api` | how Python's C API is reached |
 //! | [`python_objects`] | which Python object refers to which, for the search for holders |
+//! | [`python_reach`] | what some Python objects lead to, and whether all that refers to it was seen |
 //! | [`process`] | the one state of a process: heaps, ledgers, clock, judge |
 //! | [`served`] | one device: its heap and its ledger under one lock |
 //! | [`gpu`] | the GPUs: torch's questions answered from heaps and ledgers |
@@ -64,6 +65,7 @@ mod python_api;
 pub mod python_boot;
 pub mod python_module;
 pub mod python_objects;
+pub mod python_reach;
 mod references;
 mod semaphore;
 pub mod served;

@@ -16,8 +16,8 @@ use hashbrown::HashMap;
 use libc::{c_int, c_uint, c_void};
 use std::time::Duration;
 
-type Visit = unsafe extern "C" fn(Object, *mut c_void) -> c_int;
-type Traverse = unsafe extern "C" fn(Object, Visit, *mut c_void) -> c_int;
+pub(super) type Visit = unsafe extern "C" fn(Object, *mut c_void) -> c_int;
+pub(super) type Traverse = unsafe extern "C" fn(Object, Visit, *mut c_void) -> c_int;
 
 /// So many objects are traversed between the moment when what one holds is asked for from memory and its own turn; and
 /// as many before that, the object itself is.
@@ -38,7 +38,7 @@ const ITEMS_AT: usize = 24;
 const KEYS_AT: usize = 32;
 
 /// The functions of CPython's C API that are used here.
-struct Api {
+pub(super) struct Api {
     list_size: unsafe extern "C" fn(Object) -> isize,
     tuple_size: unsafe extern "C" fn(Object) -> isize,
     tuple_item: unsafe extern "C" fn(Object, isize) -> Object,
@@ -53,7 +53,7 @@ struct Api {
 }
 
 impl Api {
-    fn find() -> Option<Api> {
+    pub(super) fn find() -> Option<Api> {
         // SAFETY: the documented signatures, the same in every CPython from 3.9 on.
         unsafe {
             Some(Api {
@@ -72,7 +72,7 @@ impl Api {
     }
 
     /// Whether types stand where they are looked for.
-    fn has_known_layout(&self, object: Object) -> bool {
+    pub(super) fn has_known_layout(&self, object: Object) -> bool {
         // SAFETY: `object` is alive; PyObject_Type gives a new reference, given back at once.
         unsafe {
             let kind = (self.type_of)(object);
@@ -85,7 +85,7 @@ impl Api {
     ///
     /// # Safety
     /// The GIL is held, and the list stays as it is as long as the items are used; `has_known_layout` said yes.
-    unsafe fn items<'a>(&self, list: Object) -> Option<&'a [Object]> {
+    pub(super) unsafe fn items<'a>(&self, list: Object) -> Option<&'a [Object]> {
         // SAFETY: the caller's contract; a list has room for all three words, and PyList_Size says -1 and sets an
         // error for what is none. An empty list has no items to point to.
         unsafe {
@@ -100,6 +100,18 @@ impl Api {
             let items = word(list, ITEMS_AT) as *const Object;
             Some(if count == 0 { &[] } else { std::slice::from_raw_parts(items, count) })
         }
+    }
+
+    /// Gives a reference back. The GIL is held.
+    pub(super) fn let_go(&self, object: Object) {
+        // SAFETY: whoever calls has a reference to give back.
+        unsafe { (self.let_go)(object) };
+    }
+
+    /// Forgets an error of Python's. The GIL is held.
+    pub(super) fn clear_error(&self) {
+        // SAFETY: the documented signature.
+        unsafe { (self.clear_error)() };
     }
 
     /// The place in objects of a type at which the address of what they hold stands; 0 where they hold it themselves.
@@ -128,7 +140,7 @@ impl Api {
 
 /// # Safety
 /// `object` is a live Python object of a layout that `has_known_layout` has seen.
-unsafe fn type_of(object: Object) -> Object {
+pub(super) unsafe fn type_of(object: Object) -> Object {
     // SAFETY: the caller's contract.
     unsafe { object.cast::<u8>().add(TYPE_AT).cast::<Object>().read() }
 }
@@ -142,25 +154,29 @@ unsafe fn word(object: Object, at: usize) -> usize {
 
 /// What is told about the objects of one type.
 #[derive(Clone, Copy)]
-struct Kind {
+pub(super) struct Kind {
     class: Object,
-    traverse: Traverse,
+    pub(super) traverse: Traverse,
     /// A bit for each class asked for that it is a subclass of.
-    classes: u32,
+    pub(super) classes: u32,
 }
 
 /// The types met, and at the front those met last: most objects are of a few types.
-struct Kinds<'a> {
+pub(super) struct Kinds<'a> {
     api: &'a Api,
     classes: &'a [Object],
     all: HashMap<usize, Kind, FixedState>,
     front: [Option<Kind>; FRONT],
 }
 
-impl Kinds<'_> {
+impl<'a> Kinds<'a> {
+    pub(super) fn new(api: &'a Api, classes: &'a [Object]) -> Kinds<'a> {
+        Kinds { api, classes, all: HashMap::default(), front: [None; FRONT] }
+    }
+
     /// None if this Python does not tell how such objects are traversed, or there is no memory.
     #[inline]
-    fn of(&mut self, class: Object) -> Option<Kind> {
+    pub(super) fn of(&mut self, class: Object) -> Option<Kind> {
         let place = (class as usize >> 4 ^ class as usize >> 10) % FRONT;
         match self.front[place] {
             Some(kind) if kind.class == class => Some(kind),
@@ -235,7 +251,7 @@ impl Index {
             (0..of_interest.min(32) as isize).map(|at| unsafe { (api.tuple_item)(classes, at) }).collect();
         let known = Addresses::new(items.iter().map(|&item| item as usize))?;
 
-        let mut kinds = Kinds { api: &api, classes: &classes, all: HashMap::default(), front: [None; FRONT] };
+        let mut kinds = Kinds::new(&api, &classes);
         let mut instances: Vec<Vec<u32>> = vec![Vec::new(); classes.len()];
         let mut walk = Walk { gatherer: Gatherer::new(&known, items.len())?, holder: 0 };
         for (number, &item) in (0..).zip(items) {

@@ -58,12 +58,14 @@ def pick(blocks):
     return [blocks[round(n * (len(blocks) - 1) / max(1, many - 1))] for n in range(many)]
 
 
-@pytest.fixture(autouse=True, params=["index", "collector"])
+@pytest.fixture(autouse=True, params=["near", "index", "collector"])
 def references(request, monkeypatch):
-    """Who refers to whom is asked of the library, or of the collector where the library cannot tell."""
-    quick = request.param == "index"
-    library = request.getfixturevalue("built_library") if quick else None
+    """Who refers to whom is asked of the library, of the program's own objects first or of all at once, or of the
+    collector where the library cannot tell."""
+    library = request.getfixturevalue("built_library") if request.param != "collector" else None
     monkeypatch.setattr(_library, "find", lambda: library)
+    if request.param == "index":
+        monkeypatch.setattr(_explain, "near", lambda *_, **__: None)
 
 
 @pytest.fixture(autouse=True)
