@@ -11,6 +11,7 @@ from . import _again, _anew, _fixes, _growth, _keys, _limits, _turnover, _use
 from ._advice import Advice, Evidence, Kept, class_name, is_a
 from ._code import Files
 from ._holders import Climb, is_container, isinstance_plain
+from ._intervals import at_intervals
 from ._linked import Linked, linked
 from ._linked import text as linked_text
 from ._machine import memory, profiling
@@ -466,6 +467,7 @@ class _Composer:
             or self._owners_go()
             or _limits.begun_anew(kept.store, kept.holder)
             or _limits.emptied(kept.store, kept.holder, self._receivers(kept), self.finder)
+            or at_intervals(kept.store, kept.holder, self._receivers(kept), self.finder)
             or (
                 None
                 if self.evidence.candidate.get("shape") == "burst"

@@ -49,6 +49,7 @@ from . import (  # noqa: E402, F401
     again,
     bounds,
     containers,
+    emptied,
     graphs,
     innocent,
     keys,
