@@ -292,6 +292,9 @@ class _Composer:
     def _kept(self) -> Optional[Kept]:
         library: Optional[Store] = None
         fallback: Optional[Kept] = None
+        own = self._as_attribute() if any(is_a(step.parent, "_local") for step in self.path.steps) else None
+        if own is not None:
+            return own  # of a threading.local
         for position, step in self._named():
             if step.name == "state" and id(step.parent) in self.evidence.current:
                 # The state of an optimizer that steps grows with its groups.

@@ -33,7 +33,7 @@ _RANGES = {"range", "trange", "arange", "randperm", "permutation"}
 
 def per_sample(store: Store, holder: Holder, container: Any, owner: Any, finder: Finder) -> Optional[Bound]:
     """The bound of a dict that gets an entry for each sample of the data, if the source shows that it does."""
-    key = _key(store, holder)
+    key = key_of(store, holder)
     if key is None or isinstance(key, ast.Constant) or not _plain(container):
         return None
     if not Keys(finder).come_again(key, store.statement, store.file, _DEPTH):
@@ -70,7 +70,7 @@ def per_call(function: Any, finder: Finder) -> Optional[Bound]:
     )
 
 
-def _key(store: Store, holder: Holder) -> Any:
+def key_of(store: Store, holder: Holder) -> Any:
     """The key of a statement `d[key] = …` or `d.setdefault(key, …)`."""
     match = finds(holder)
     node = store.statement.node

@@ -53,6 +53,7 @@ from . import (  # noqa: E402, F401
     graphs,
     innocent,
     keys,
+    library,
     linked,
     names,
     objects,
