@@ -15,7 +15,7 @@ from ._intervals import at_intervals
 from ._linked import Linked, linked
 from ._linked import text as linked_text
 from ._machine import memory, profiling
-from ._named import attribute_holder, behind_loop, holder_of, surviving
+from ._named import attribute_holder, behind_loop, holder_of, methods_of, surviving
 from ._path import _LRU, Path, Step, type_name
 from ._roles import module_path
 from ._roots import Roots, is_user_file
@@ -433,6 +433,7 @@ class _Composer:
                     found.append(
                         Holder("local", place.name, place.file, place.function, place.first_line, keys=keys)
                     )
+            found += methods_of(step.value, keys, self.files)
             for owner, name in self.climb.attributes(step.value):
                 other = attribute_holder(owner, name, keys)
                 if other not in found:

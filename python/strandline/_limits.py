@@ -211,7 +211,7 @@ def _written(texts: Iterable[str]) -> Matcher:
 def _handed_on(store: Store, holder: Holder) -> Optional[Bound]:
     """`before = now` in a loop, of a `now` that the same turn begins anew: it holds what one turn gathers."""
     here, match = store.statement, finds(holder)
-    if not here.loops or any(isinstance(test, ast.If) for test in here.tests):
+    if not here.loops:
         return None
     given = [text(value) for single, value in _assigned(here.node) if match(single) and not _empty(value)]
     for statement in store.file.statements:
@@ -221,7 +221,11 @@ def _handed_on(store: Store, holder: Holder) -> Optional[Bound]:
             continue
         if any(text(single) in given and _empty(value) for single, value in _assigned(statement.node)):
             where = f"{os.path.basename(store.file.name)}:{statement.line}"
-            return Bound(f"emptied at each turn of the outer loop ({where})", None, None)
+            tests = [test.test for test in here.tests if isinstance(test, ast.If)]
+            if not tests:
+                return Bound(f"emptied at each turn of the outer loop ({where})", None, None)
+            if any(_is_len(part, lambda node: text(node) in given) for part in ast.walk(tests[-1])):
+                return Bound(f"emptied every time {text(tests[-1])} ({where})", None, None)
     return None
 
 
@@ -243,20 +247,39 @@ def emptied(store: Store, holder: Holder, receivers: List[str], finder: Finder) 
     for place in finder.user_files:
         file = finder.files.get(place)
         for statement in file.statements:
-            if not statement.loops or any(isinstance(test, ast.If) for test in statement.tests):
+            if not statement.loops or not all(_asks_whether_it_is_there(test) for test in statement.tests):
                 continue
             if statement.node is store.statement.node:
                 continue
+            loops = statement.loops
             if not tells(statement, names, receivers, holder) and not (
                 store.how != "call" and empties_own(statement, match, receivers, holder)
             ):
-                continue
-            turn = [s for s in file.statements if s.loops[: len(statement.loops)] == statement.loops]
+                # for callback in callbacks: callback.on_epoch_end()
+                each = _names(getattr(loops[-1], "target", loops[-1].__class__))
+                if len(loops) < 2 or not tells(statement, names, [*each], holder):
+                    continue
+                loops = loops[:-1]
+            turn = [s for s in file.statements if s.loops[: len(loops)] == loops]
             same = any(s.node is store.statement.node for s in turn)
             if same or (adder and reaches(turn, adder, finder)):
                 where = f"{os.path.basename(file.name)}:{statement.line}"
                 return Bound(f"emptied at each turn of the outer loop ({where})", None, None)
     return None
+
+
+def _asks_whether_it_is_there(test: Any) -> bool:
+    """Whether a condition is none of the program's state: a loop's, `hasattr(x, "m")`, `x is not None`."""
+    if not isinstance(test, ast.If):
+        return True
+    condition = test.test
+    if isinstance(condition, ast.Call):
+        return last_name(condition.func) in ("hasattr", "callable")
+    return (
+        isinstance(condition, ast.Compare)
+        and isinstance(condition.ops[0], ast.IsNot)
+        and isinstance(condition.comparators[0], ast.Constant)
+    )
 
 
 def emptying(store: Store, holder: Holder) -> List[str]:
@@ -338,12 +361,11 @@ def takes(statement: Statement, match: Matcher) -> bool:
         return any(
             match(stripped(target)[0]) and target is not stripped(target)[0] for target in node.targets
         )
-    if isinstance(node, ast.Assign):
-        for target in node.targets:
-            if match(stripped(target)[0]) and _is_cut(node.value) and match(stripped(node.value)[0]):
-                return True  # x = x[-100:]
-            if match(target) and not any(match(part) for part in ast.walk(node.value)):
-                return bool(statement.tests)  # if len(x) > n: x = []
+    for target, value in _assigned(node):
+        if match(stripped(target)[0]) and _is_cut(value) and match(stripped(value)[0]):
+            return True  # x = x[-100:]
+        if match(target) and not any(match(part) for part in ast.walk(value)):
+            return bool(statement.tests)  # if len(x) > n: x = []
     for part in expressions(node):
         if not isinstance(part, ast.Call):
             continue

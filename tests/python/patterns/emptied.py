@@ -124,3 +124,94 @@ pattern(
     r"before",
     kept=False,
 )
+
+
+FITTED = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.outs = []
+    def training_step(self, x):
+        self.outs.append(x)  # KEEP
+    def on_epoch_end(self): self.outs.clear()
+    def on_train_end(self): self.outs.clear()
+class Trainer:
+    def __init__(self, callbacks): self.callbacks = callbacks
+    def fit(self, model):
+        for epoch in range(1):
+            for i in range(12):
+                x = torch.randn(64); note(x); model.training_step(x); del x; tick()
+            ask()
+            {end}
+Trainer([]).fit(Model())
+"""
+for name, end in (
+    ("if it has the method", 'if hasattr(model, "on_epoch_end"): model.on_epoch_end()'),
+    ("if there is a model", "if model is not None: model.on_epoch_end()"),
+    ("as one of several", "for each in [model, *self.callbacks]: each.on_epoch_end()"),
+):
+    pattern(
+        f"outputs that are cleared at the end of an epoch {name}",
+        FITTED.format(end=end),
+        "list",
+        r"\.outs\[",
+        not_leak=r"emptied at each turn of the outer loop",
+    )
+
+for name, end in (
+    ("if a number says so", "if epoch > 100: model.on_epoch_end()"),
+    ("under another name", 'if hasattr(model, "on_epochs_end"): model.on_epochs_end()'),
+    ("of callbacks alone", "for each in self.callbacks: each.on_epoch_begin()"),
+):
+    pattern(
+        f"outputs of an epoch that are not cleared {name}",
+        FITTED.format(end=end),
+        "list",
+        r"\.outs\[",
+        r"self\.outs grows",
+    )
+
+for name, then, not_leak in (
+    ("handed on", "before, outs = outs, []", r"entries are dropped when len\(outs\) == 40"),
+    ("joined to all before", "before = before + outs", None),
+):
+    pattern(
+        f"a full list that is {name}",
+        LOCAL.format(each="if len(outs) == 40: " + then).replace("outs, other", "outs, before"),
+        "list",
+        "outs",
+        "" if not_leak else r"outs grows",
+        not_leak=not_leak,
+    )
+
+OWN = """
+class Registry({base}):
+    def track(self, name, x):
+        {adds}  # KEEP
+        {then}
+registry = Registry()
+for _ in range(12):
+    x = torch.randn(64); note(x); registry.track("loss", x); del x; tick()
+ask()
+"""
+pattern(
+    "a dict of the user's own class that adds to itself",
+    OWN.format(base="dict", adds="self.setdefault(name, []).append(x)", then="pass"),
+    "list",
+    r"registry\['loss'\]",
+    r"registry grows",
+)
+pattern(
+    "a list of the user's own class that adds to itself",
+    OWN.format(base="list", adds="self.append(x)", then="pass"),
+    None,
+    r"registry\[",
+    r"registry grows",
+)
+pattern(
+    "a list of the user's own class that bounds itself",
+    OWN.format(base="list", adds="self.append(x)", then="while len(self) > 40: self.pop(0)"),
+    None,
+    r"registry\[",
+    not_leak=r"entries are dropped when len\(self\) > 40",
+)
