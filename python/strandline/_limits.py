@@ -247,7 +247,7 @@ def emptied(store: Store, holder: Holder, receivers: List[str], finder: Finder) 
     for place in finder.user_files:
         file = finder.files.get(place)
         for statement in file.statements:
-            if not statement.loops or not all(_asks_whether_it_is_there(test) for test in statement.tests):
+            if not statement.loops or not all(_is_there(test, statement) for test in statement.tests):
                 continue
             if statement.node is store.statement.node:
                 continue
@@ -268,18 +268,21 @@ def emptied(store: Store, holder: Holder, receivers: List[str], finder: Finder) 
     return None
 
 
-def _asks_whether_it_is_there(test: Any) -> bool:
-    """Whether a condition is none of the program's state: a loop's, `hasattr(x, "m")`, `x is not None`."""
+def _is_there(test: Any, statement: Statement) -> bool:
+    """Whether a condition is a loop's, or asks only whether there is what the statement calls: `hasattr(x, "m")`,
+    `x is not None`."""
     if not isinstance(test, ast.If):
         return True
     condition = test.test
-    if isinstance(condition, ast.Call):
-        return last_name(condition.func) in ("hasattr", "callable")
-    return (
-        isinstance(condition, ast.Compare)
-        and isinstance(condition.ops[0], ast.IsNot)
-        and isinstance(condition.comparators[0], ast.Constant)
-    )
+    if isinstance(condition, ast.Call) and last_name(condition.func) in ("hasattr", "callable"):
+        asked = condition.args[:1]
+    elif isinstance(condition, ast.Compare) and isinstance(condition.ops[0], ast.IsNot):
+        asked = [condition.left]
+    else:
+        return False
+    called = [node.func for node in expressions(statement.node) if isinstance(node, ast.Call)]
+    receivers = [text(part) for func in called for part in (func, getattr(func, "value", func))]
+    return any(text(node) in receivers for node in asked)
 
 
 def emptying(store: Store, holder: Holder) -> List[str]:

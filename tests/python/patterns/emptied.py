@@ -136,7 +136,7 @@ class Model(nn.Module):
     def on_epoch_end(self): self.outs.clear()
     def on_train_end(self): self.outs.clear()
 class Trainer:
-    def __init__(self, callbacks): self.callbacks = callbacks
+    def __init__(self, callbacks): self.callbacks, self.logger = callbacks, None
     def fit(self, model):
         for epoch in range(1):
             for i in range(12):
@@ -161,6 +161,7 @@ for name, end in (
 for name, end in (
     ("if a number says so", "if epoch > 100: model.on_epoch_end()"),
     ("under another name", 'if hasattr(model, "on_epochs_end"): model.on_epochs_end()'),
+    ("if something else is there", "if self.logger is not None: model.on_epoch_end()"),
     ("of callbacks alone", "for each in self.callbacks: each.on_epoch_begin()"),
 ):
     pattern(
