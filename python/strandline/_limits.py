@@ -249,7 +249,7 @@ def emptied(store: Store, holder: Holder, receivers: List[str], finder: Finder) 
         for statement in file.statements:
             if not statement.loops or not all(_is_there(test, statement) for test in statement.tests):
                 continue
-            if statement.node is store.statement.node:
+            if statement.node is store.statement.node or statement.handlers:
                 continue
             loops = statement.loops
             if not tells(statement, names, receivers, holder) and not (
@@ -273,6 +273,8 @@ def _is_there(test: Any, statement: Statement) -> bool:
     `x is not None`."""
     if not isinstance(test, ast.If):
         return True
+    if not any(inner is statement.node for part in test.body for inner in ast.walk(part)):
+        return False  # in the other branch
     condition = test.test
     if isinstance(condition, ast.Call) and last_name(condition.func) in ("hasattr", "callable"):
         asked = condition.args[:1]

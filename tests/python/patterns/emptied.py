@@ -160,6 +160,10 @@ for name, end in (
 
 for name, end in (
     ("if a number says so", "if epoch > 100: model.on_epoch_end()"),
+    (
+        "if it has no such method",
+        "if callable(model.on_epoch_end): pass\n            else: model.on_epoch_end()",
+    ),
     ("under another name", 'if hasattr(model, "on_epochs_end"): model.on_epochs_end()'),
     ("if something else is there", "if self.logger is not None: model.on_epoch_end()"),
     ("of callbacks alone", "for each in self.callbacks: each.on_epoch_begin()"),
