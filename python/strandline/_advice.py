@@ -7,7 +7,7 @@ Invariant: says of a thing only what its path, its line and its container show.
 import ast
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from . import _fixes, _growth
+from . import _fixes, _growth, _keys, _standard
 from ._code import last_name, text
 from ._holders import is_container, isinstance_plain
 from ._linked import Linked, link
@@ -97,12 +97,19 @@ class Advice:
             return _fixes.container(
                 name, "dict" if "Dict" in type_name(container) else "list", _fixes.stored_value(node)
             )
+        standard = (
+            None
+            if path.through_graph
+            else _standard.fix(steps, next((s.name for s in steps if s.name), "it"))
+        )
+        if standard is not None:
+            return standard
         if kept and kept.stored_in:
-            return (
-                _fixes.adds_by_library(kept.code)
-                if kept.store is None
-                else _fixes.call_of_library(kept.code, kept.stored_in, path.through_graph)
-            )
+            if kept.store is None:
+                return _fixes.adds_by_library(kept.code)
+            method = self._told(kept)
+            emptied = f"{name}.{method}()" if method else ""
+            return _fixes.call_of_library(kept.code, kept.stored_in, path.through_graph, emptied)
         if kept and kept.step is not None and kept.step.name in HOOKS:
             of_tensor = kept.step.name == "_backward_hooks" and hasattr(kept.step.parent, "grad_fn")
             return _fixes.hooks(name, "register_hook" if of_tensor else HOOKS[kept.step.name])
@@ -151,6 +158,12 @@ class Advice:
             kind = "dict" if isinstance_plain(container, dict) else "list"
             if _fixes.stored_value(node) == "self" and below:
                 return _fixes.registered(name, type_name(below[0].parent))
+            new = self._new_keys(kept, container)
+            if new:
+                return _fixes.new_keys(name, new)
+            emptied = self._told(kept)
+            if emptied:
+                return _fixes.told(name, emptied)
             if again:
                 return _fixes.grows_in_use(name, kind, again)
             return _fixes.container(name, kind, _fixes.stored_value(node))
@@ -164,6 +177,23 @@ class Advice:
                 return _fixes.tuple_grown(name)
             return _fixes.regrown(name, itself or not regrows)
         return _fixes.retained(name)
+
+    @staticmethod
+    def _new_keys(kept: Optional[Kept], container: Any) -> str:
+        if kept is None or kept.store is None or kept.holder is None:
+            return ""
+        store = kept.store
+        key = _keys.key_of(store, kept.holder)
+        return (
+            "" if key is None else _standard.new_keys(container, key, store.statement, store.file.statements)
+        )
+
+    @staticmethod
+    def _told(kept: Optional[Kept]) -> str:
+        """The method that empties what the line tells to add something: an object of a library, no container."""
+        if kept is None or kept.store is None or kept.step is None or kept.store.how not in ("add", "call"):
+            return ""
+        return "" if is_container(kept.step.value) else _standard.resets(kept.step.value)
 
     def _argument(self, step: Step) -> str:
         """The name that the function of a partial has for the argument on the path."""
@@ -199,13 +229,15 @@ class Advice:
             entry = _entry(kept, step.name)
             if entry:
                 return entry
-        if step.kind == "attribute":
+        holder = kept.holder if kept and step.kind == "index" else None
+        if step.kind == "attribute" or (holder is not None and holder.kind == "attribute"):
+            own = step.name if holder is None else holder.name
             node = kept.store.statement.node if kept and kept.store else None
             for part in [] if node is None else ast.walk(node):
-                if getattr(part, "attr", None) == step.name:
+                if getattr(part, "attr", None) == own:
                     return text(part)
-            return f"{class_name(step.parent)}.{step.name}"
-        return kept.holder.name if step.kind == "index" and kept and kept.holder else step.name
+            return f"{class_name(step.parent)}.{own}" if holder is None else own
+        return step.name if holder is None else holder.name
 
 
 def _entry(kept: Kept, name: str) -> str:

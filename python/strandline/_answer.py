@@ -11,10 +11,11 @@ from . import _again, _anew, _fixes, _growth, _keys, _limits, _turnover, _use
 from ._advice import Advice, Evidence, Kept, class_name, is_a
 from ._code import Files
 from ._holders import Climb, is_container, isinstance_plain
+from ._intervals import at_intervals
 from ._linked import Linked, linked
 from ._linked import text as linked_text
 from ._machine import memory, profiling
-from ._named import attribute_holder, behind_loop, holder_of, surviving
+from ._named import attribute_holder, behind_loop, holder_of, methods_of, surviving
 from ._path import _LRU, Path, Step, type_name
 from ._roles import module_path
 from ._roots import Roots, is_user_file
@@ -291,6 +292,9 @@ class _Composer:
     def _kept(self) -> Optional[Kept]:
         library: Optional[Store] = None
         fallback: Optional[Kept] = None
+        own = self._as_attribute() if any(is_a(step.parent, "_local") for step in self.path.steps) else None
+        if own is not None:
+            return own  # of a threading.local
         for position, step in self._named():
             if step.name == "state" and id(step.parent) in self.evidence.current:
                 # The state of an optimizer that steps grows with its groups.
@@ -429,6 +433,7 @@ class _Composer:
                     found.append(
                         Holder("local", place.name, place.file, place.function, place.first_line, keys=keys)
                     )
+            found += methods_of(step.value, keys, self.files)
             for owner, name in self.climb.attributes(step.value):
                 other = attribute_holder(owner, name, keys)
                 if other not in found:
@@ -466,6 +471,7 @@ class _Composer:
             or self._owners_go()
             or _limits.begun_anew(kept.store, kept.holder)
             or _limits.emptied(kept.store, kept.holder, self._receivers(kept), self.finder)
+            or at_intervals(kept.store, kept.holder, self._receivers(kept), self.finder)
             or (
                 None
                 if self.evidence.candidate.get("shape") == "burst"

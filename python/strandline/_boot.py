@@ -70,18 +70,22 @@ def start(
 
 
 def _look_now_and_then(clock: Clock) -> None:
-    """Graphs that grow and pinned memory: looked at a few times, then ever more rarely."""
-    from . import _graphs, _workers
+    """Graphs that grow, hooks registered again and again, and pinned memory: looked at a few times, then ever more
+    rarely."""
+    from . import _graphs, _repeated, _workers
 
     graphs, pinned = _graphs.Graphs(clock.native), _workers.Pinned(clock.native)
+    repeated = _repeated.Repeated(clock.native)
 
     def look(step: int) -> int:
         try:
             if step in _graphs.LOOKS or graphs.doubtful:
                 graphs.look(step)
+            if step in _graphs.LOOKS:
+                repeated.look(step)
             pinned.look(_workers.pinned_bytes())
         except Exception:
-            _trouble.said("a look at graphs and pinned memory")
+            _trouble.said("a look at graphs, hooks and pinned memory")
         ahead = [at for at in _graphs.LOOKS if at > step]
         soon = _graphs.SOON if graphs.doubtful else max(_EVERY, step // 8)
         return min([step + soon, *ahead])

@@ -63,6 +63,49 @@ def container(name: str, kind: str, value: Optional[str]) -> str:
     return f"{name} grows and is never emptied; keep only what is read (collections.deque(maxlen=…)), clear it, or store {instead}"
 
 
+def told(name: str, method: str) -> str:
+    """An object of a library that is given something each time and has a method that empties it."""
+    return (
+        f"{name} keeps what it is given and is never emptied; call {name}.{method}() when its value has been read, as "
+        "at the end of an epoch"
+    )
+
+
+def new_keys(name: str, what: str) -> str:
+    return (
+        f"the keys of {name} are {what}, new ones each time, so that no entry is found again; key it by what comes again "
+        "(an index, a name), or delete entries when they have been used"
+    )
+
+
+def endless() -> str:
+    return (
+        "itertools.cycle keeps every item of its first pass; begin the iterator anew instead, in a generator: "
+        "while True: yield from loader"
+    )
+
+
+def tee() -> str:
+    return (
+        "itertools.tee keeps every item until each of its iterators has read it, and one of them lags behind; delete "
+        "that one, or read what is wanted twice into a list first (itertools.islice)"
+    )
+
+
+def exit_stack(name: str) -> str:
+    return (
+        f"{name} keeps every context that it has entered until it is closed; open one in each step (with ExitStack() "
+        "inside of the loop), or use a plain with"
+    )
+
+
+def log_record() -> str:
+    return (
+        "a log record keeps the traceback of its error, with all frames and their locals; have the handler write it at "
+        "once or flush sooner, or set record.exc_info = None once it is formatted"
+    )
+
+
 def registered(name: str, kind: str) -> str:
     return (
         f"every {kind} puts itself into {name} and nothing takes it out; use a weakref.WeakSet, or remove it when it is "
@@ -206,9 +249,11 @@ def context_variable(name: str, many: bool) -> str:
     )
 
 
-def call_of_library(call: str, inner: str, graph: bool) -> str:
+def call_of_library(call: str, inner: str, graph: bool, emptied: str) -> str:
+    """`emptied`: the call that empties what keeps it, if there is one."""
     better = "detached CPU tensors" if graph else "numbers or CPU copies"
-    return f"{inner} keeps what {call} hands over; reset or clear it regularly (for a metric: .reset()), or hand over {better}"
+    how = f"call {emptied} when it has been read" if emptied else "reset or clear it regularly"
+    return f"{inner} keeps what {call} hands over; {how}, or hand over {better}"
 
 
 def adds_by_library(call: str) -> str:

@@ -23,7 +23,8 @@ _LOOKED_AT = 64  # keys
 _SAME = {"int", "str", "basename", "Path"}  # functions of a key that give a key of its kind
 _TOGETHER = {"tuple", "join"}  # the same of several
 _METHODS = {"item", "tolist", "numpy", "cpu", "split", "strip", "as_posix"}
-_WRAPPERS = {"tqdm", "track", "progress", "list", "iter", "sorted", "reversed", "sample"}
+_WRAPPERS = {"tqdm", "track", "progress", "list", "iter", "sorted", "reversed", "sample", "DataLoader"}
+_SIDE_BY_SIDE = {"zip", "TensorDataset"}  # what they give is of one argument each
 _DRAWN = {"randrange", "randint", "integers", "randint_like"}  # they give whole numbers
 _PICKED = {"choice", "choices", "sample"}  # of what they are given
 _MANY = 1_000_000  # of so many numbers, hardly one comes again
@@ -32,7 +33,7 @@ _RANGES = {"range", "trange", "arange", "randperm", "permutation"}
 
 def per_sample(store: Store, holder: Holder, container: Any, owner: Any, finder: Finder) -> Optional[Bound]:
     """The bound of a dict that gets an entry for each sample of the data, if the source shows that it does."""
-    key = _key(store, holder)
+    key = key_of(store, holder)
     if key is None or isinstance(key, ast.Constant) or not _plain(container):
         return None
     if not Keys(finder).come_again(key, store.statement, store.file, _DEPTH):
@@ -69,7 +70,7 @@ def per_call(function: Any, finder: Finder) -> Optional[Bound]:
     )
 
 
-def _key(store: Store, holder: Holder) -> Any:
+def key_of(store: Store, holder: Holder) -> Any:
     """The key of a statement `d[key] = …` or `d.setdefault(key, …)`."""
     match = finds(holder)
     node = store.statement.node
@@ -133,7 +134,8 @@ class Keys:
         if isinstance(node, ast.Tuple):
             return self._all(node.elts, at, file, depth)
         if isinstance(node, (ast.ListComp, ast.SetComp)):
-            return self.come_again(node.elt, at, file, depth)
+            loops = tuple(ast.For(target=each.target, iter=each.iter) for each in node.generators)
+            return self.come_again(node.elt, at._replace(loops=(*at.loops, *loops)), file, depth)
         if isinstance(node, ast.JoinedStr):
             parts = [part.value for part in node.values if isinstance(part, ast.FormattedValue)]
             return self._all(parts, at, file, depth)
@@ -235,7 +237,11 @@ class Keys:
         outside = at._replace(loops=at.loops[:position])
         source, target = loop.iter, loop.target
         source = _unwrapped(source)
-        if isinstance(source, ast.Call) and last_name(source.func) in ("enumerate", "zip") and source.args:
+        if (
+            isinstance(source, ast.Call)
+            and last_name(source.func) in ("enumerate", *_SIDE_BY_SIDE)
+            and source.args
+        ):
             parts = target.elts if isinstance(target, (ast.Tuple, ast.List)) else []
             index = next((n for n, part in enumerate(parts) if name in _names(part)), -1)
             if last_name(source.func) == "enumerate":
@@ -247,6 +253,8 @@ class Keys:
         source = _unwrapped(source)
         if isinstance(source, ast.Call) and last_name(source.func) in _RANGES:
             return again and all(self._fixed(part, outside, file) for part in source.args)
+        if isinstance(source, (ast.ListComp, ast.SetComp)):
+            return self.come_again(source, outside, file, depth)
         if not isinstance(source, (ast.Name, ast.Attribute, ast.Subscript)):
             return False  # a generator: nobody knows what it gives
         base = source

@@ -9,7 +9,7 @@ outer loop. One of which the number is not known is believed until growth proves
 import ast
 import collections
 import os
-from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 from ._code import Statement, expressions, last_name, text
 from ._path import _LRU
@@ -63,13 +63,14 @@ def evicting(store: Store, holder: Holder, container: Any, owner: Any, asked: in
     file = store.file
     here = store.statement
     called = _called_names([s for s in file.statements if s.function is here.function])
+    by_name = emptying(store, holder)
     for statement in file.statements:
         same = statement.function is here.function
         if not same and (statement.function is None or statement.function.name not in called):
             continue
         if same and here.loops and statement.loops[: len(here.loops)] != here.loops[: len(statement.loops)]:
             continue  # in another loop of this function
-        if not takes(statement, match):
+        if not takes(statement, match) and not tells(statement, by_name, ["self", "cls"], holder):
             continue
         test = _bounding_test(statement, match, store)
         if test is None:
@@ -171,10 +172,17 @@ def inner_bound(container: Any, below: List[Any], blocks: int, store: Optional[S
 
 
 def begun_anew(store: Store, holder: Holder) -> Optional[Bound]:
-    """A local that an outer loop of the same function empties at each turn: a sawtooth, no leak."""
-    if holder.kind == "attribute" or len(store.statement.loops) < 2:
+    """What an outer loop of the same function empties at each turn, or (`before, now = now, []`) what is handed on
+    there and emptied: a sawtooth, no leak."""
+    handed = _handed_on(store, holder)
+    if handed is not None:
+        return handed
+    if len(store.statement.loops) < 2:
         return None
     match = finds(holder)
+    if holder.kind == "attribute":  # the same one, as the function writes it
+        own = {text(part) for part in expressions(store.statement.node) if match(part)}
+        match = _written(own) if len(own) == 1 else _written(())
     outer = store.statement.loops[:-1]
     for statement in store.file.statements:
         if statement.function is not store.statement.function or statement.loops not in (
@@ -185,7 +193,9 @@ def begun_anew(store: Store, holder: Holder) -> Optional[Bound]:
         if statement.tests != store.statement.tests[: len(statement.tests)] and statement.tests:
             continue
         emptied = isinstance(node, (ast.Assign, ast.AnnAssign)) and any(
-            match(target) for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+            match(single) and (_empty(value) or (single is target and holder.kind != "attribute"))
+            for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+            for single, value in _pairs(target, node.value)
         )
         if not emptied and not (takes(statement, match) and "clear" in text(node)):
             continue
@@ -194,31 +204,90 @@ def begun_anew(store: Store, holder: Holder) -> Optional[Bound]:
     return None
 
 
+def _written(texts: Iterable[str]) -> Matcher:
+    return lambda node: isinstance(node, ast.Attribute) and text(node) in texts
+
+
+def _handed_on(store: Store, holder: Holder) -> Optional[Bound]:
+    """`before = now` in a loop, of a `now` that the same turn begins anew: it holds what one turn gathers."""
+    here, match = store.statement, finds(holder)
+    if not here.loops:
+        return None
+    given = [text(value) for single, value in _assigned(here.node) if match(single) and not _empty(value)]
+    for statement in store.file.statements:
+        if statement.function is not here.function or statement.loops != here.loops:
+            continue
+        if statement.tests != here.tests or statement.line < here.line:
+            continue
+        if any(text(single) in given and _empty(value) for single, value in _assigned(statement.node)):
+            where = f"{os.path.basename(store.file.name)}:{statement.line}"
+            tests = [test.test for test in here.tests if isinstance(test, ast.If)]
+            if not tests:
+                return Bound(f"emptied at each turn of the outer loop ({where})", None, None)
+            if any(_is_len(part, lambda node: text(node) in given) for part in ast.walk(tests[-1])):
+                return Bound(f"emptied every time {text(tests[-1])} ({where})", None, None)
+    return None
+
+
+def _assigned(node: Any) -> List[Tuple[Any, Any]]:
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    return [pair for target in targets for pair in _pairs(target, node.value)]
+
+
 def emptied(store: Store, holder: Holder, receivers: List[str], finder: Finder) -> Optional[Bound]:
     """An object that is told to empty itself, without condition, at each turn of a loop around the adding."""
     adder = getattr(store.statement.function, "name", "")
     if store.how == "call":  # a library adds; the line is the user's call of it
         names, adder = ["reset"], ""
     else:
-        names = _emptying(store, holder)
-    if not names or not receivers:
+        names = emptying(store, holder)
+    if not receivers:
         return None
+    match = finds(holder)
     for place in finder.user_files:
         file = finder.files.get(place)
         for statement in file.statements:
-            if not statement.loops or any(isinstance(test, ast.If) for test in statement.tests):
+            if not statement.loops or not all(_is_there(test, statement) for test in statement.tests):
                 continue
-            if statement.node is store.statement.node or not _tells(statement, names, receivers, holder):
+            if statement.node is store.statement.node or statement.handlers:
                 continue
-            turn = [s for s in file.statements if s.loops[: len(statement.loops)] == statement.loops]
+            loops = statement.loops
+            if not tells(statement, names, receivers, holder) and not (
+                store.how != "call" and empties_own(statement, match, receivers, holder)
+            ):
+                # for callback in callbacks: callback.on_epoch_end()
+                each = _names(getattr(loops[-1], "target", loops[-1].__class__))
+                if len(loops) < 2 or not tells(statement, names, [*each], holder):
+                    continue
+                loops = loops[:-1]
+            turn = [s for s in file.statements if s.loops[: len(loops)] == loops]
             same = any(s.node is store.statement.node for s in turn)
-            if same or (adder and _reaches(turn, adder, finder)):
+            if same or (adder and reaches(turn, adder, finder)):
                 where = f"{os.path.basename(file.name)}:{statement.line}"
                 return Bound(f"emptied at each turn of the outer loop ({where})", None, None)
     return None
 
 
-def _emptying(store: Store, holder: Holder) -> List[str]:
+def _is_there(test: Any, statement: Statement) -> bool:
+    """Whether a condition is a loop's, or asks only whether there is what the statement calls: `hasattr(x, "m")`,
+    `x is not None`."""
+    if not isinstance(test, ast.If):
+        return True
+    if not any(inner is statement.node for part in test.body for inner in ast.walk(part)):
+        return False  # in the other branch
+    condition = test.test
+    if isinstance(condition, ast.Call) and last_name(condition.func) in ("hasattr", "callable"):
+        asked = condition.args[:1]
+    elif isinstance(condition, ast.Compare) and isinstance(condition.ops[0], ast.IsNot):
+        asked = [condition.left]
+    else:
+        return False
+    called = [node.func for node in expressions(statement.node) if isinstance(node, ast.Call)]
+    receivers = [text(part) for func in called for part in (func, getattr(func, "value", func))]
+    return any(text(node) in receivers for node in asked)
+
+
+def emptying(store: Store, holder: Holder) -> List[str]:
     """The methods of the holder's class that empty it, whatever happens."""
     if holder.kind != "attribute":
         return []
@@ -228,20 +297,25 @@ def _emptying(store: Store, holder: Holder) -> List[str]:
         function = getattr(statement.function, "name", "")
         if statement.cls not in holder.classes or statement.tests or function in ("", "__init__"):
             continue
-        node = statement.node
-        pairs = [
-            pair
-            for target in (node.targets if isinstance(node, ast.Assign) else [])
-            for pair in _pairs(target, node.value)
-        ]
-        anew = any(match(target) and _empty(value) for target, value in pairs)
-        cleared = takes(statement, match) and ".clear(" in text(node)
-        if (anew or cleared) and statement.function is not store.statement.function:
+        if empties(statement, match) and statement.function is not store.statement.function:
             found.append(function)
     return found
 
 
-def _tells(statement: Statement, names: List[str], receivers: List[str], holder: Holder) -> bool:
+def empties(statement: Statement, match: Matcher) -> bool:
+    """Whether a statement takes out everything: `x = []`, `x.clear()`, `del x[:]`."""
+    node = statement.node
+    if isinstance(node, ast.Delete):
+        whole = [
+            part.value for part in node.targets if _is_cut(part) and part.slice.lower is part.slice.upper
+        ]
+        return any(match(value) for value in whole)
+    if any(match(target) and _empty(value) for target, value in _assigned(node)):
+        return True
+    return takes(statement, match) and ".clear(" in text(node)
+
+
+def tells(statement: Statement, names: List[str], receivers: List[str], holder: Holder) -> bool:
     for node in expressions(statement.node):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in names:
             receiver = text(node.func.value).rsplit(".", 1)[-1]
@@ -250,7 +324,19 @@ def _tells(statement: Statement, names: List[str], receivers: List[str], holder:
     return False
 
 
-def _reaches(statements: List[Statement], adder: str, finder: Finder) -> bool:
+def empties_own(statement: Statement, match: Matcher, receivers: List[str], holder: Holder) -> bool:
+    """Whether a statement empties an attribute of the object that the receivers are names of."""
+
+    def own(node: Any) -> bool:
+        if not isinstance(node, ast.Attribute) or not match(node):
+            return False
+        base = text(node.value).rsplit(".", 1)[-1]
+        return base in receivers and (base != "self" or statement.cls in holder.classes)
+
+    return holder.kind == "attribute" and empties(statement, own)
+
+
+def reaches(statements: List[Statement], adder: str, finder: Finder) -> bool:
     """Whether the statements call the function, or one that does."""
     called = _called_names(statements)
     if adder in called:
@@ -280,12 +366,11 @@ def takes(statement: Statement, match: Matcher) -> bool:
         return any(
             match(stripped(target)[0]) and target is not stripped(target)[0] for target in node.targets
         )
-    if isinstance(node, ast.Assign):
-        for target in node.targets:
-            if match(stripped(target)[0]) and _is_cut(node.value) and match(stripped(node.value)[0]):
-                return True  # x = x[-100:]
-            if match(target) and not any(match(part) for part in ast.walk(node.value)):
-                return bool(statement.tests)  # if len(x) > n: x = []
+    for target, value in _assigned(node):
+        if match(stripped(target)[0]) and _is_cut(value) and match(stripped(value)[0]):
+            return True  # x = x[-100:]
+        if match(target) and not any(match(part) for part in ast.walk(value)):
+            return bool(statement.tests)  # if len(x) > n: x = []
     for part in expressions(node):
         if not isinstance(part, ast.Call):
             continue

@@ -8,6 +8,7 @@ import ast
 import sys
 from typing import Any, List, Optional, Sequence, Tuple
 
+from ._code import Files
 from ._holders import Climb, isinstance_plain
 from ._path import Path, Step, write
 from ._roots import Roots, is_user_file
@@ -45,6 +46,19 @@ def attribute_holder(owner: Any, name: str, keys: Tuple[str, ...]) -> Holder:
         classes=tuple(base.__name__ for base in kind.__mro__ if base is not object),
         keys=keys,
     )
+
+
+def methods_of(container: Any, keys: Tuple[str, ...], files: Files) -> List[Holder]:
+    """What a container of a class of the user's own is called in the methods of that class."""
+    kind = type(container)
+    place = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    if not is_user_file(place):
+        return []
+    names = [base.__name__ for base in kind.__mro__]
+    methods = [node for node, cls in files.get(place).functions if cls in names and node.args.args]
+    return [
+        Holder("local", node.args.args[0].arg, place, node.name, node.lineno, keys=keys) for node in methods
+    ]
 
 
 def behind_loop(path: Path, climb: Climb, roots: Roots, finder: Finder) -> Optional[Path]:

@@ -12,7 +12,7 @@ import types
 import weakref
 from typing import Any, List, NamedTuple, Optional, Tuple
 
-from . import _fixes
+from . import _fixes, _standard
 from ._code import expressions, last_name, text
 from ._path import Path
 from ._roots import Roots, is_user_file
@@ -52,6 +52,10 @@ def special(path: Path, container: Any, roots: Roots, finder: Finder) -> Optiona
         return _registered(path, first.parent, finder)
     if type(first.parent) is contextvars.Context and first.kind == "part":
         return _of_variable(path, container, finder)
+    logged = _standard.record(path.steps)
+    if logged is not None and not path.through_graph:
+        kept = (finder.files.get(logged[0]), logged[1]) if is_user_file(logged[0]) else None
+        return Special("exception", path.text(), kept, _fixes.log_record(), "nothing")
     where = first.where
     if path.root == "local" and where is not None and not where.main and container is None:
         count = roots.threads.get((where.file, where.function), 1)

@@ -52,14 +52,17 @@ pub struct Report {
     pub sites: Vec<Site>,
 }
 
+/// Remarks that speak of growth which no block shows.
+const DOUBTFUL: [&str; 2] = ["growing-graph", "repeated-hooks"];
+
 impl Report {
-    /// The report with what else is worth knowing. Where a graph grows with the steps, nothing is called clean:
-    /// host memory grows that no tensor has.
+    /// The report with what else is worth knowing. Where a graph grows with the steps, or hooks that each keep
+    /// something, nothing is called clean: host memory grows that no tensor has, or ever more blocks of one step.
     pub fn with_remarks(mut self, remarks: Vec<Remark>) -> Report {
-        let graph = remarks.iter().find(|remark| remark.kind == "growing-graph");
-        if let Some(graph) = graph.filter(|_| self.verdict == Verdict::Clean) {
+        let grows = remarks.iter().find(|remark| DOUBTFUL.contains(&remark.kind.as_str()));
+        if let Some(grows) = grows.filter(|_| self.verdict == Verdict::Clean) {
             self.verdict = Verdict::Undecided;
-            self.reason = format!("no tensor accumulated in {} steps, but {}", self.run.steps, graph.what);
+            self.reason = format!("no tensor accumulated in {} steps, but {}", self.run.steps, grows.what);
         }
         self.remarks = remarks;
         self

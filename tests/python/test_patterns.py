@@ -242,3 +242,45 @@ def test_a_modules_forward_adds_no_modules(adds, place, tmp_path, monkeypatch):
     kept = answer["kept_at"]
     assert kept["file"].endswith(place), answer
     assert ("# ADD" if place == "train.py" else "self.extra[name] =") in kept["code"], answer
+
+
+METRICS = """
+class Curve:
+    def __init__(self): self.preds = []
+    def update(self, preds): self.preds.append(preds)
+    def compute(self): return sum(float(p.sum()) for p in self.preds)
+{reset}
+"""
+MEASURED = """
+import metrics
+curve = metrics.Curve()
+for i in range(12):
+    x = torch.randn(64); note(x)
+    curve.update(x)  # KEEP
+    del x; tick()
+ask()
+"""
+
+
+@pytest.mark.parametrize(
+    "reset, fix",
+    [
+        (
+            "    def reset(self): self.preds = []",
+            r"metrics\.py:4 keeps what .*; call curve\.reset\(\) when it has been read",
+        ),
+        ("", r"metrics\.py:4 keeps what .*; reset or clear it regularly"),
+    ],
+)
+def test_a_librarys_metric_is_reset_by_its_own_method(reset, fix, tmp_path, monkeypatch):
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "metrics.py").write_text(METRICS.format(reset=reset))
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "metrics", raising=False)
+    try:
+        answer, _ = explain(HEAD + MEASURED, tmp_path / "train.py", "measured")
+    finally:
+        sys.modules.pop("metrics", None)
+    assert "# KEEP" in answer["kept_at"]["code"], answer
+    assert re.search(fix, answer["fix"]), answer

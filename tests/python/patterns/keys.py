@@ -222,3 +222,30 @@ cache(
 )
 cache("by what a caller makes anew", WALK.replace("WALKED", "walk([str(epoch), *names])"))
 cache("by what is bound anew before the call", WALK.replace("WALKED", "fresh = list(names); walk(fresh)"))
+
+LOADED = """
+from torch.utils.data import DataLoader, TensorDataset
+cache = {{}}
+data = TensorDataset(torch.arange(24), torch.randn(24, 64))
+for epoch in range(1):
+    for idx, x in {loader}:
+        {keys}:
+            y = x[0] * 2; note(y); cache[i] = y  # KEEP
+        tick()
+ask()
+"""
+NEW = "[n for n in idx.tolist() if n not in cache]"
+MISSING = f"for i in {NEW}"
+FRESH = "TensorDataset(torch.randint(1 << 40, (24,)), torch.randn(24, 64))"
+for name, loader, keys, again in (
+    ("that miss, of a loader made anew", "DataLoader(data, 2, shuffle=True)", MISSING, True),
+    ("that miss, gathered first", "DataLoader(data, 2)", f"miss = {NEW}\n        for i in miss", True),
+    ("that are counted", "DataLoader(data, 2)", "for j, i in enumerate(idx.tolist())", True),
+    ("that miss, of data made anew", f"DataLoader({FRESH}, 2)", MISSING, False),
+    ("and of the epoch", "DataLoader(data, 2)", "for i in [(epoch, n) for n in idx.tolist()]", False),
+):
+    cache(
+        f"by ids {name}",
+        LOADED.format(loader=loader, keys=keys),
+        not_leak=SAMPLE.format("i") if again else None,
+    )
