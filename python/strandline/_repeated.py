@@ -3,14 +3,15 @@
 What such a hook keeps is born anew in each step, so that no block of it ever grows old.
 
 Must not know: candidates, blocks, who allocates.
-Invariant: looks a few times in a run, and only if hooks were registered since; runs no code of the user's; holds no
-module, hook or tensor afterwards. One module's hook is said once.
+Invariant: looks a few times in a run, at modules only if hooks were registered since the look before, and no more once
+their number stood still from one such look to the next; runs no code of the user's; holds no module, hook or tensor
+afterwards. One module's hook is said once.
 """
 
 import functools
 import gc
 import sys
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from ._path import instance_dict
 from ._roles import module_path
@@ -27,28 +28,34 @@ class Repeated:
 
     def __init__(self, library: Any) -> None:
         self._library = library
-        self._made = 0  # hooks that had ever been registered
-        self._counts: Dict[_Key, int] = {}
+        self._made: Optional[int] = None  # hooks that had ever been registered at the last look
+        self._counts: Optional[Dict[_Key, int]] = None
+        self._settled = False
         self._said: Dict[_Key, None] = {}
 
     def look(self, step: int) -> None:
         hooks = sys.modules.get("torch.utils.hooks")
         if hooks is None:
             return
-        made = hooks.RemovableHandle.next_id
-        if made - self._made < 2:
+        before, self._made = self._made, hooks.RemovableHandle.next_id
+        if before is None or self._made - before < 2 or self._settled:
             return
-        self._made = made
+        self._compare(step)
+
+    def _compare(self, step: int) -> None:
         modules = _modules()
         before, self._counts = self._counts, {}
+        more = before is None
         for module in modules:
             for kind, code, count in _alike(module):
                 key = (id(module), kind, id(code))
                 self._counts[key] = count
-                then = before.get(key, count)
+                then = count if before is None else before.get(key, count)
+                more = more or count > then
                 if step >= _FIRST and count >= _MANY and count > then and key not in self._said:
                     self._said[key] = None
                     self._tell(module_path(modules, module) or type(module).__name__, kind, code, count, then)
+        self._settled = not more
 
     def _tell(self, module: str, kind: str, code: Any, count: int, then: int) -> None:
         name = getattr(code, "co_qualname", code.co_name)

@@ -66,3 +66,19 @@ def test_hooks_on_modules_made_anew(library):
 def test_hooks_registered_at_the_start(library):
     many = iter([[capture] * 6, *[[]] * 9])
     assert run(library, lambda module: [watch(module) for watch in next(many)]) == []
+
+
+def test_modules_are_looked_at_only_while_hooks_come(library, monkeypatch):
+    counted = []
+    modules = _repeated._modules
+    monkeypatch.setattr(_repeated, "_modules", lambda: counted.append(None) or modules())
+    # Before the first look only.
+    assert run(library, lambda module: None) == [] and counted == []
+    net = nn.Linear(2, 2)
+    looks = _repeated.Repeated(library)
+    for step in (34, 60, 120, 1000, 2000):
+        # Hooks on tensors, which no module has.
+        for _ in range(10):
+            net.weight.register_hook(lambda gradient: None).remove()
+        looks.look(step)
+    assert len(counted) == 2
