@@ -160,7 +160,14 @@ const OWN_NAMES: [&str; 11] = [
 /// What there is to say of a variable that looks as if it were meant for us.
 fn unknown(name: &str) -> Option<String> {
     const OURS: &str = "STRANDLINE_";
-    let word = name.strip_prefix(OURS)?;
+    let Some(word) = name.strip_prefix(OURS) else {
+        let (word, rest) = name.split_once('_')?;
+        let meant = format!("{OURS}{rest}");
+        let is_ours = NAMES.contains(&meant.as_str()) && spelling::is_slip(word, OURS.trim_end_matches('_'));
+        return is_ours.then(|| {
+            format!("{name} is no variable of strandline and has no effect; did you mean {meant}?")
+        });
+    };
     if NAMES.contains(&name) || OWN_NAMES.contains(&name) {
         return None;
     }
@@ -278,6 +285,8 @@ mod tests {
             let said = unknown(slip).expect("something to say");
             assert!(said.contains(slip) && said.contains(&format!("did you mean {meant}?")), "{said}");
         }
+        let said = unknown("STRANDLNE_MODE").expect("something to say");
+        assert!(said.ends_with("did you mean STRANDLINE_MODE?"), "{said}");
         let said = unknown("STRANDLINE_FREQUENCY").expect("something to say");
         assert!(!said.contains("did you mean") && said.contains("STRANDLINE_EVERY"), "{said}");
         for known in NAMES.into_iter().chain(OWN_NAMES).chain(["PATH", "STRANDLINER_X"]) {

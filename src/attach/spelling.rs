@@ -9,6 +9,11 @@ pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
     (distance <= candidate.chars().count().div_ceil(3)).then_some(candidate)
 }
 
+/// Whether `word` is `meant` with at most two letters wrong.
+pub fn is_slip(word: &str, meant: &str) -> bool {
+    distance(&word.to_ascii_lowercase(), &meant.to_ascii_lowercase()) <= 2
+}
+
 /// Letters to be put in, left out, changed, or exchanged with their neighbour.
 fn distance(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
@@ -43,6 +48,7 @@ mod tests {
         }
         assert_eq!(nearest("cuda-everything", modes), None);
         assert_eq!(nearest("x", []), None);
+        assert!(is_slip("STRANDLNE", "STRANDLINE") && !is_slip("STANDALONE", "STRANDLINE"));
         assert_eq!((distance("", ""), distance("abc", ""), distance("ab", "ba")), (0, 3, 1));
     }
 }
