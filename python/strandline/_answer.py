@@ -456,7 +456,9 @@ class _Composer:
         if kept.stored_in or told:
             store = kept.store._replace(how="call") if told else kept.store
             emptied = (
-                _limits.emptied(store, kept.holder, [kept.holder.name], self.finder) if trusted else None
+                _limits.emptied(store, kept.holder, [kept.holder.name], self.finder, asked)
+                if trusted
+                else None
             )
             if kept.stored_in or emptied is not None:
                 return emptied
@@ -470,12 +472,12 @@ class _Composer:
             self._replaced(kept.store, kept.holder, container, owner)
             or self._owners_go()
             or _limits.begun_anew(kept.store, kept.holder)
-            or _limits.emptied(kept.store, kept.holder, self._receivers(kept), self.finder)
-            or at_intervals(kept.store, kept.holder, self._receivers(kept), self.finder)
+            or _limits.emptied(kept.store, kept.holder, self._receivers(kept), self.finder, asked)
+            or at_intervals(kept.store, kept.holder, self._receivers(kept), self.finder, asked)
             or (
                 None
                 if self.evidence.candidate.get("shape") == "burst"
-                else _keys.per_sample(kept.store, kept.holder, container, owner, self.finder)
+                else _keys.per_sample(kept.store, kept.holder, container, owner, self.finder, asked)
             )
         )
 

@@ -97,7 +97,16 @@ class File:
             for part in _BODIES:
                 inner = getattr(node, part, None)
                 if isinstance(inner, list) and inner and isinstance(inner[0], (ast.stmt, ast.ExceptHandler)):
-                    self._take(inner, function, cls, inner_loops, inner_tests, handlers)
+                    # The else branch of a loop runs once, after it.
+                    after = part == "orelse" and inner_loops is not loops
+                    self._take(
+                        inner,
+                        function,
+                        cls,
+                        loops if after else inner_loops,
+                        tests if after else inner_tests,
+                        handlers,
+                    )
                 elif part == "cases" and isinstance(inner, list):
                     for case in inner:
                         self._take(case.body, function, cls, inner_loops, inner_tests, handlers)

@@ -91,12 +91,14 @@ class Explainer:
                     search.close()
                     index.close()
 
-            few = near(roots, classes(), own_references, seconds=seconds / 4)
-            if few is not None:
-                try:
+            try:
+                few = near(roots, classes(), own_references, seconds=seconds / 4)
+                if few is not None:
                     return among(few, seconds / 4)
-                except Exception:  # whatever it was, the whole index may be asked
-                    pass
+            except Unexplained:
+                pass
+            except Exception:
+                _trouble.said("the search among the program's own objects")
             objects = gc.get_objects()
             _announce(len(candidates), len(objects))
             whole = Index(objects, classes(), seconds=seconds)

@@ -9,11 +9,16 @@ import os
 from typing import Any, List, Optional
 
 from ._code import Statement, expressions, last_name, text
-from ._limits import Bound, empties, empties_own, emptying, reaches, tells
+from ._limits import ONCE, Bound, empties, empties_own, emptying, reaches, tells
 from ._source import Finder, Holder, Store, finds
 
 
-def at_intervals(store: Store, holder: Holder, receivers: List[str], finder: Finder) -> Optional[Bound]:
+def at_intervals(
+    store: Store, holder: Holder, receivers: List[str], finder: Finder, asked: int = 0
+) -> Optional[Bound]:
+    """`asked`: how often it was believed before."""
+    if asked >= ONCE:
+        return None
     names, match = emptying(store, holder), finds(holder)
     adder = getattr(store.statement.function, "name", "")
     for file, statements in finder.scopes(holder) if holder.kind != "attribute" else _all(finder):
@@ -28,12 +33,30 @@ def at_intervals(store: Store, holder: Holder, receivers: List[str], finder: Fin
             elif not empties(statement, match):
                 continue
             same = statement.function is store.statement.function
+            around = store.statement.loops
+            if same and (
+                around[: len(statement.loops)] != statement.loops or (around and not statement.loops)
+            ):
+                continue  # in another loop of this function, or in none
             turn = [s for s in statements if s.loops[: len(statement.loops)] == statement.loops]
-            if not same and statement.loops and not reaches(turn, adder, finder):
+            if not same and not (
+                reaches(turn, adder, finder) if statement.loops else _runs(statement, finder)
+            ):
                 continue
             where = f"{os.path.basename(file.name)}:{statement.line}"
             return Bound(f"emptied every time {text(test)} ({where})", None, None)
     return None
+
+
+def _runs(statement: Statement, finder: Finder) -> bool:
+    """Whether anybody calls the function of a statement."""
+    name = getattr(statement.function, "name", "")
+    return not name or any(
+        isinstance(part, ast.Call) and last_name(part.func) == name
+        for _, statements in _all(finder)
+        for each in statements
+        for part in expressions(each.node)
+    )
 
 
 def _all(finder: Finder) -> Any:

@@ -13,7 +13,7 @@ import os
 from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 from ._code import File, Functions, Statement, expressions, last_name, text
-from ._limits import Bound, length_of
+from ._limits import ONCE, Bound, length_of
 from ._path import instance_dict
 from ._source import Finder, Holder, Store, finds
 from ._use import is_call, runs_often
@@ -31,12 +31,16 @@ _MANY = 1_000_000  # of so many numbers, hardly one comes again
 _RANGES = {"range", "trange", "arange", "randperm", "permutation"}
 
 
-def per_sample(store: Store, holder: Holder, container: Any, owner: Any, finder: Finder) -> Optional[Bound]:
-    """The bound of a dict that gets an entry for each sample of the data, if the source shows that it does."""
+def per_sample(
+    store: Store, holder: Holder, container: Any, owner: Any, finder: Finder, asked: int = 0
+) -> Optional[Bound]:
+    """The bound of a dict that gets an entry for each sample of the data, if the source shows that it does. `asked`: how
+    often it was believed before."""
     key = key_of(store, holder)
     if key is None or isinstance(key, ast.Constant) or not _plain(container):
         return None
-    if not Keys(finder).come_again(key, store.statement, store.file, _DEPTH):
+    keys = Keys(finder)
+    if not keys.come_again(key, store.statement, store.file, _DEPTH) or (keys.guessed and asked >= ONCE):
         return None
     where = f"{os.path.basename(store.file.name)}:{store.line}"
     length, capacity = length_of(container), _samples(owner, finder)
@@ -126,6 +130,7 @@ class Keys:
     def __init__(self, finder: Finder) -> None:
         self._finder = finder
         self._composed = 0  # keys of several parts that the one looked at is in
+        self.guessed = False  # what was followed may well be new each time
 
     def come_again(self, node: Any, at: Statement, file: File, depth: int) -> bool:
         """Whether an expression takes its old values again when the program goes over its data once more."""
@@ -134,6 +139,7 @@ class Keys:
         if isinstance(node, ast.Tuple):
             return self._all(node.elts, at, file, depth)
         if isinstance(node, (ast.ListComp, ast.SetComp)):
+            self.guessed = True  # a batch drawn anew may never come again
             loops = tuple(ast.For(target=each.target, iter=each.iter) for each in node.generators)
             return self.come_again(node.elt, at._replace(loops=(*at.loops, *loops)), file, depth)
         if isinstance(node, ast.JoinedStr):
@@ -236,6 +242,10 @@ class Keys:
         again = position > 0 or (at.function is not None and runs_often(at.function, at.cls, self._finder))
         outside = at._replace(loops=at.loops[:position])
         source, target = loop.iter, loop.target
+        if any(
+            isinstance(part, ast.Call) and last_name(part.func) == "DataLoader" for part in ast.walk(source)
+        ):
+            self.guessed = True  # the data may be a stream
         source = _unwrapped(source)
         if (
             isinstance(source, ast.Call)

@@ -16,6 +16,7 @@ from ._path import _LRU
 from ._source import Finder, Holder, Matcher, Store, _empty, _pairs, finds, stripped
 
 TRUST = 3  # times that a bound which the source only suggests is believed of a container that went on growing
+ONCE = 1  # the same of one that may well be another object's, or of code that never runs
 _FIRM = 6  # times that one is whose condition is about the container, but compares with a number nobody knows
 _WORDS = ("budget", "max", "capacity", "limit", "size", "bytes", "window", "keep")
 _TURNS = ("step", "iter", "epoch", "round")
@@ -63,7 +64,7 @@ def evicting(store: Store, holder: Holder, container: Any, owner: Any, asked: in
     file = store.file
     here = store.statement
     called = _called_names([s for s in file.statements if s.function is here.function])
-    by_name = emptying(store, holder)
+    by_name = emptying(store, holder) if asked < ONCE else []
     for statement in file.statements:
         same = statement.function is here.function
         if not same and (statement.function is None or statement.function.name not in called):
@@ -234,8 +235,11 @@ def _assigned(node: Any) -> List[Tuple[Any, Any]]:
     return [pair for target in targets for pair in _pairs(target, node.value)]
 
 
-def emptied(store: Store, holder: Holder, receivers: List[str], finder: Finder) -> Optional[Bound]:
-    """An object that is told to empty itself, without condition, at each turn of a loop around the adding."""
+def emptied(
+    store: Store, holder: Holder, receivers: List[str], finder: Finder, asked: int = 0
+) -> Optional[Bound]:
+    """An object that is told to empty itself, without condition, at each turn of a loop around the adding. `asked`: how
+    often it was believed before."""
     adder = getattr(store.statement.function, "name", "")
     if store.how == "call":  # a library adds; the line is the user's call of it
         names, adder = ["reset"], ""
@@ -252,9 +256,10 @@ def emptied(store: Store, holder: Holder, receivers: List[str], finder: Finder) 
             if statement.node is store.statement.node or statement.handlers:
                 continue
             loops = statement.loops
-            if not tells(statement, names, receivers, holder) and not (
-                store.how != "call" and empties_own(statement, match, receivers, holder)
-            ):
+            told = tells(statement, names, receivers, holder)
+            if asked >= ONCE and (not told or any(isinstance(test, ast.If) for test in statement.tests)):
+                continue
+            if not told and not (store.how != "call" and empties_own(statement, match, receivers, holder)):
                 # for callback in callbacks: callback.on_epoch_end()
                 each = _names(getattr(loops[-1], "target", loops[-1].__class__))
                 if len(loops) < 2 or not tells(statement, names, [*each], holder):
@@ -262,10 +267,23 @@ def emptied(store: Store, holder: Holder, receivers: List[str], finder: Finder) 
                 loops = loops[:-1]
             turn = [s for s in file.statements if s.loops[: len(loops)] == loops]
             same = any(s.node is store.statement.node for s in turn)
+            if asked >= ONCE and not _is_around(statement, file.name, finder):
+                continue
             if same or (adder and reaches(turn, adder, finder)):
                 where = f"{os.path.basename(file.name)}:{statement.line}"
                 return Bound(f"emptied at each turn of the outer loop ({where})", None, None)
     return None
+
+
+def _is_around(statement: Statement, file: str, finder: Finder) -> bool:
+    """Whether the statement's function called what allocated, as far as is known."""
+    node = statement.function
+    if not finder.stack:
+        return True
+    return any(
+        place == file and (name == "<module>" if node is None else node.lineno <= line <= node.end_lineno)
+        for place, name, line in finder.stack
+    )
 
 
 def _is_there(test: Any, statement: Statement) -> bool:
@@ -276,15 +294,18 @@ def _is_there(test: Any, statement: Statement) -> bool:
     if not any(inner is statement.node for part in test.body for inner in ast.walk(part)):
         return False  # in the other branch
     condition = test.test
-    if isinstance(condition, ast.Call) and last_name(condition.func) in ("hasattr", "callable"):
-        asked = condition.args[:1]
-    elif isinstance(condition, ast.Compare) and isinstance(condition.ops[0], ast.IsNot):
-        asked = [condition.left]
-    else:
-        return False
     called = [node.func for node in expressions(statement.node) if isinstance(node, ast.Call)]
     receivers = [text(part) for func in called for part in (func, getattr(func, "value", func))]
-    return any(text(node) in receivers for node in asked)
+    if isinstance(condition, ast.Call) and last_name(condition.func) in ("hasattr", "callable"):
+        named = [part.value for part in condition.args[1:2] if isinstance(part, ast.Constant)]
+        if condition.args[1:] and not any(getattr(func, "attr", None) in named for func in called):
+            return False
+        return any(text(node) in receivers for node in condition.args[:1])
+    if isinstance(condition, ast.Compare) and isinstance(condition.ops[0], ast.IsNot):
+        other = condition.comparators[0]
+        of_none = isinstance(other, ast.Constant) and other.value is None and len(condition.ops) == 1
+        return of_none and text(condition.left) in receivers
+    return False
 
 
 def emptying(store: Store, holder: Holder) -> List[str]:

@@ -5,6 +5,7 @@ Invariant: reading a frame's locals leaves nothing behind in the frame (before P
 that would keep the locals of that moment alive); strandline's own frames are no roots.
 """
 
+import contextlib
 import functools
 import sys
 from types import FrameType, ModuleType
@@ -87,7 +88,8 @@ class Roots:
             elif ModuleType in kind.__mro__:
                 names = object.__getattribute__(module, "__dict__")
             else:  # what a module has put in its place
-                files.append(getattr(module, "__file__", None))
+                with contextlib.suppress(Exception):  # of the user's code, which this may run
+                    files.append(getattr(module, "__file__", None))
                 continue
             ours = type(name) is str and name.partition(".")[0] == __package__
             if type(names) is not dict or ours:

@@ -83,7 +83,9 @@ impl<D: Driver> Heap<D> {
     /// A block is freed that lay outside of slabs although a slab could serve it.
     #[inline]
     pub(super) fn free_loose(&mut self, arena: u16, size: u64) {
-        self.lanes[lane_of(arena)].loose[self.classes.index(size)] -= 1;
+        let loose = &mut self.lanes[lane_of(arena)].loose[self.classes.index(size)];
+        debug_assert!(*loose > 0);
+        *loose = loose.saturating_sub(1);
     }
 
     /// Takes a block back that no other stream uses, and that is in its region's table no more.

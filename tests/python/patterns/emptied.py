@@ -220,3 +220,101 @@ pattern(
     r"registry\[",
     not_leak=r"entries are dropped when len\(self\) > 40",
 )
+
+# What the source only suggests is believed once, and not again of a list that has grown manifold since.
+pattern(
+    "a buffer whose flush when full returns early, asked before",
+    logger(
+        "if len(self.buf) >= self.every: self.flush()", "if self.total >= 0: return\n        self.buf.clear()"
+    ),
+    "list",
+    r"logger\.buf",
+    r"self\.buf grows",
+    asked=1,
+)
+pattern(
+    "a buffer that is said to be flushed every so many steps, asked before",
+    logger(then="self.buf.clear()", each="if (step + 1) % 50 == 0: logger.flush()"),
+    "list",
+    r"logger\.buf",
+    r"self\.buf grows",
+    asked=1,
+)
+for name, end in (
+    ("if it has the method", 'if hasattr(model, "on_epoch_end"): model.on_epoch_end()'),
+    ("as one of several", "for each in self.callbacks: each.on_epoch_end()"),
+):
+    pattern(
+        f"outputs that are said to be cleared {name}, asked before",
+        FITTED.format(end=end),
+        "list",
+        r"\.outs\[",
+        r"self\.outs grows",
+        asked=1,
+    )
+pattern(
+    "outputs that are cleared without condition, asked before",
+    FITTED.format(end="model.on_epoch_end()"),
+    "list",
+    r"\.outs\[",
+    not_leak=r"emptied at each turn of the outer loop",
+    asked=1,
+)
+for name, end in (
+    ("if the model has another method", 'if hasattr(model, "on_fit_end"): model.on_epoch_end()'),
+    ("if it is not another one", "if model is not self.logger: model.on_epoch_end()"),
+):
+    pattern(
+        f"outputs of an epoch that are cleared {name}",
+        FITTED.format(end=end),
+        "list",
+        r"\.outs\[",
+        r"self\.outs grows",
+    )
+
+for name, each in (
+    ("cleared by what nobody calls", "def tidy(count=0):\n            if count % 50 == 0: outs.clear()"),
+    (
+        "cleared after the loop",
+        "if step >= 11: continue\n    else:\n        if step % 50 == 49: outs.clear()",
+    ),
+):
+    pattern(f"a local list that is {name}", LOCAL.format(each=each), "list", "outs", r"outs grows")
+pattern(
+    "a local list that another loop clears at intervals",
+    LOCAL.format(each="pass").replace(
+        "    for step in range(12):",
+        "    for step in range(3):\n        if step % 50 == 49: outs.clear()\n    for step in range(12):",
+    ),
+    "list",
+    "outs",
+    r"outs grows",
+)
+
+FAST = """
+class Fast:
+    def __init__(self, callbacks): pass
+    def fit(self, model):
+        for i in range(12):
+            x = torch.randn(64); note(x); model.training_step(x); del x; tick()
+        ask()
+Fast([]).fit(Model())
+"""
+for name, source, not_leak in (
+    ("this trainer", FITTED.format(end="model.on_epoch_end()"), r"emptied at each turn"),
+    (
+        "another trainer",
+        FITTED.format(end="model.on_epoch_end()").replace("Trainer([]).fit(Model())", FAST),
+        None,
+    ),
+):
+    pattern(
+        f"outputs that {name} clears, asked before",
+        source,
+        "list",
+        r"\.outs\[",
+        "" if not_leak else r"self\.outs grows",
+        not_leak=not_leak,
+        asked=1,
+        stack=True,
+    )

@@ -249,3 +249,10 @@ for name, loader, keys, again in (
         LOADED.format(loader=loader, keys=keys),
         not_leak=SAMPLE.format("i") if again else None,
     )
+
+# A stream's numbers, or a batch that is drawn anew, never come again: believed once.
+cache(
+    "by ids that a loader gives, asked before",
+    LOADED.format(loader="DataLoader(data, 2, shuffle=True)", keys=MISSING),
+    asked=1,
+)
