@@ -1,6 +1,7 @@
 """Holder, kept line, fix and bound on small programs after reports of real leaks (patterns.py)."""
 
 import gc
+import os
 import re
 import sys
 import types
@@ -42,15 +43,28 @@ def explain(source, path, name, seconds=60.0):
     module = types.ModuleType("user_program")
     module.__file__ = str(path)
     module.__dict__.update(note=note, tick=tick, ask=ask)
-    sys.modules["user_program"] = module
     collecting = gc.isenabled()
+    others = other_tests()
+    sys.modules["user_program"] = module
     try:
         exec(compile(source, str(path), "exec"), module.__dict__)
     finally:
         if collecting:
             gc.enable()
         del sys.modules["user_program"]
+        sys.modules.update(others)
     return answers[-1], module
+
+
+def other_tests():
+    """Takes out the modules of the other tests that ran in this process: they are no part of the user's program."""
+    folder = os.path.dirname(__file__)
+    files = {name: getattr(module, "__file__", None) or "" for name, module in sys.modules.items()}
+    return {
+        name: sys.modules.pop(name)
+        for name, file in files.items()
+        if os.path.dirname(file) == folder and name != __name__
+    }
 
 
 def pick(blocks):
