@@ -190,10 +190,9 @@ class Advice:
 
     @staticmethod
     def _told(kept: Optional[Kept]) -> str:
-        """The method that empties what the line tells to add something: an object of a library, no container."""
-        if kept is None or kept.store is None or kept.step is None or kept.store.how not in ("add", "call"):
-            return ""
-        return "" if is_container(kept.step.value) else _standard.resets(kept.step.value)
+        """The method that empties what the line tells to add something."""
+        value = None if kept is None else told(kept, "add", "call")
+        return "" if value is None else _standard.resets(value)
 
     def _argument(self, step: Step) -> str:
         """The name that the function of a partial has for the argument on the path."""
@@ -238,6 +237,14 @@ class Advice:
                     return text(part)
             return f"{class_name(step.parent)}.{own}" if holder is None else own
         return step.name if holder is None else holder.name
+
+
+def told(kept: Kept, *hows: str) -> Any:
+    """The object of a library, no container, that the line tells to add something (`metric.update(p, y)`); None if it
+    tells none. `hows`: the ways of adding that count."""
+    value = kept.step.value if kept.step is not None else None
+    adds = kept.store is not None and kept.store.how in hows
+    return value if adds and value is not None and not is_container(value) else None
 
 
 def _entry(kept: Kept, name: str) -> str:

@@ -8,7 +8,7 @@ import os
 from typing import Any, Dict, List, Optional, Tuple
 
 from . import _again, _anew, _fixes, _growth, _keys, _limits, _turnover, _use
-from ._advice import Advice, Evidence, Kept, class_name, is_a
+from ._advice import Advice, Evidence, Kept, class_name, is_a, told
 from ._code import Files
 from ._holders import Climb, is_container, isinstance_plain
 from ._intervals import at_intervals
@@ -452,9 +452,9 @@ class _Composer:
             own = _keys.per_call(container, self.finder)
         if own is not None or kept is None or kept.store is None or kept.holder is None:
             return own
-        told = self._told(kept)
-        if kept.stored_in or told:
-            store = kept.store._replace(how="call") if told else kept.store
+        is_told = told(kept, "add") is not None
+        if kept.stored_in or is_told:
+            store = kept.store._replace(how="call") if is_told else kept.store
             emptied = (
                 _limits.emptied(store, kept.holder, [kept.holder.name], self.finder, asked)
                 if trusted
@@ -480,13 +480,6 @@ class _Composer:
                 else _keys.per_sample(kept.store, kept.holder, container, owner, self.finder, asked)
             )
         )
-
-    @staticmethod
-    def _told(kept: Kept) -> bool:
-        """Whether the line tells an object of a library to add (`metric.update(p, y)`), and adds to no container."""
-        value = kept.step.value if kept.step is not None else None
-        adds = kept.store is not None and kept.store.how == "add"
-        return adds and value is not None and not is_container(value)
 
     def _replaced(self, store: Store, holder: Holder, container: Any, owner: Any) -> Optional[_limits.Bound]:
         """The block itself is the entry, and carries no graph of those before it."""

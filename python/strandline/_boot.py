@@ -82,7 +82,7 @@ def _look_now_and_then(clock: Clock) -> None:
             if step in _graphs.LOOKS or graphs.doubtful:
                 graphs.look(step)
             if step in _graphs.LOOKS:
-                repeated.look(step)
+                repeated.look()
             pinned.look(_workers.pinned_bytes())
         except Exception:
             _trouble.said("a look at graphs, hooks and pinned memory")

@@ -9,7 +9,7 @@ import os
 from typing import Any, List, Optional
 
 from ._code import Statement, expressions, last_name, text
-from ._limits import ONCE, Bound, empties, empties_own, emptying, reaches, tells
+from ._limits import ONCE, Bound, empties, empties_own, emptying, holds, reaches, tells
 from ._source import Finder, Holder, Store, finds
 
 
@@ -70,8 +70,8 @@ def _remainder(statement: Statement) -> Any:
     tests = [test for test in statement.tests if isinstance(test, ast.If)]
     if len(tests) != 1 or statement.handlers:
         return None
-    if not any(inner is statement.node for part in tests[0].body for inner in ast.walk(part)):
-        return None  # in the other branch
+    if not holds(tests[0], statement):
+        return None
     condition = tests[0].test
     parts = (
         condition.values

@@ -286,13 +286,18 @@ def _is_around(statement: Statement, file: str, finder: Finder) -> bool:
     )
 
 
+def holds(test: Any, statement: Statement) -> bool:
+    """Whether an enclosing `if` must be true for a statement to run, and not false."""
+    return any(inner is statement.node for part in test.body for inner in ast.walk(part))
+
+
 def _is_there(test: Any, statement: Statement) -> bool:
     """Whether a condition is a loop's, or asks only whether there is what the statement calls: `hasattr(x, "m")`,
     `x is not None`."""
     if not isinstance(test, ast.If):
         return True
-    if not any(inner is statement.node for part in test.body for inner in ast.walk(part)):
-        return False  # in the other branch
+    if not holds(test, statement):
+        return False
     condition = test.test
     called = [node.func for node in expressions(statement.node) if isinstance(node, ast.Call)]
     receivers = [text(part) for func in called for part in (func, getattr(func, "value", func))]

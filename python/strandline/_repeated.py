@@ -18,7 +18,6 @@ from ._roles import module_path
 from ._source import HOOKS
 
 _MANY = 4  # hooks of one code on one thing: fewer may be meant
-_FIRST = 30  # a look at this step or later compares with the one before
 
 _Key = Tuple[int, str, int]  # ids of the module (or parameter) and of the hook's code, the kind of hook
 
@@ -33,16 +32,16 @@ class Repeated:
         self._settled = False
         self._said: Dict[_Key, None] = {}
 
-    def look(self, step: int) -> None:
+    def look(self) -> None:
         hooks = sys.modules.get("torch.utils.hooks")
         if hooks is None:
             return
         before, self._made = self._made, hooks.RemovableHandle.next_id
         if before is None or self._made - before < 2 or self._settled:
             return
-        self._compare(step)
+        self._compare()
 
-    def _compare(self, step: int) -> None:
+    def _compare(self) -> None:
         modules = _modules()
         before, self._counts = self._counts, {}
         more = before is None
@@ -52,7 +51,7 @@ class Repeated:
                 self._counts[key] = count
                 then = count if before is None else before.get(key, count)
                 more = more or count > then
-                if step >= _FIRST and count >= _MANY and count > then and key not in self._said:
+                if count >= _MANY and count > then and key not in self._said:
                     self._said[key] = None
                     self._tell(module_path(modules, module) or type(module).__name__, kind, code, count, then)
         self._settled = not more
