@@ -2,14 +2,14 @@
 //!
 //! The model knows only what was handed out. Promises: blocks do not overlap and are aligned; nothing is
 //! handed out again before the events of the streams that use it; the statistics are exact; no page is lost;
-//! the driver is never asked for something that makes no sense.
+//! the driver is never asked for something that makes no sense; a pool that is put back has what it had.
 
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use strandline::driver::host::{BooksDriver, Options};
 use strandline::driver::{Driver, Stream};
-use strandline::heap::{Address, BlockState, Config, Heap, HeapError, PoolId, Tag};
+use strandline::heap::{Address, BlockInfo, BlockState, Checkpoint, Config, Heap, HeapError, PoolId, Tag};
 
 const STREAMS: u64 = 3;
 
@@ -24,6 +24,9 @@ enum Op {
     Capture,
     EndCapture,
     Limit { megabytes: Option<u64> },
+    RecordToPool,
+    Checkpoint,
+    Restore { index: usize },
 }
 
 fn sizes() -> impl Strategy<Value = u64> {
@@ -46,6 +49,9 @@ fn op() -> impl Strategy<Value = Op> {
         1 => Just(Op::Capture),
         1 => Just(Op::EndCapture),
         1 => proptest::option::of(50..400u64).prop_map(|megabytes| Op::Limit { megabytes }),
+        2 => Just(Op::RecordToPool),
+        1 => Just(Op::Checkpoint),
+        1 => any::<usize>().prop_map(|index| Op::Restore { index }),
     ]
 }
 
@@ -56,6 +62,7 @@ struct Live {
     stream: u64,
     tag: Tag,
     users: Vec<u64>,
+    pooled: bool,
 }
 
 /// Freed, and forbidden until `stream` has completed `upto` pieces of work.
@@ -78,14 +85,20 @@ struct Model {
     capturing: bool,
     pools: u64,
     peak: u64,
+    /// Requests on other streams than the captured one go to the pool that is held.
+    recording: bool,
+    checkpoints: Vec<(Checkpoint, BTreeMap<Address, Live>)>,
 }
 
 const CAPTURED: u64 = 2;
+/// A pool that is held all the time.
+const HELD: PoolId = PoolId(0, 1);
 
 impl Model {
     fn new(memory: u64, virtual_memory: bool, config: Config) -> Self {
         let driver = BooksDriver::new(Options { memory, virtual_memory, ..Options::default() });
-        let heap = Heap::new(driver.clone(), config.clone()).expect("a heap");
+        let mut heap = Heap::new(driver.clone(), config.clone()).expect("a heap");
+        heap.retain_pool(HELD);
         Model {
             driver,
             heap,
@@ -97,6 +110,8 @@ impl Model {
             capturing: false,
             pools: 0,
             peak: 0,
+            recording: false,
+            checkpoints: Vec::new(),
         }
     }
 
@@ -151,6 +166,21 @@ impl Model {
                 self.capturing = false;
             }
             Op::Capture | Op::EndCapture => {}
+            Op::RecordToPool if self.recording => {
+                self.heap.end_pool(HELD).expect("the pool");
+                self.heap.release_pool(HELD).expect("the pool");
+                self.recording = false;
+            }
+            Op::RecordToPool => {
+                self.heap.begin_pool(HELD, Box::new(|stream| stream != Stream(CAPTURED))).expect("the pool");
+                self.recording = true;
+            }
+            Op::Checkpoint => {
+                let checkpoint = self.heap.checkpoint(HELD).expect("a pool that is held");
+                let pooled = self.live.iter().filter(|(_, live)| live.pooled);
+                self.checkpoints.push((checkpoint, pooled.map(|(&at, live)| (at, live.clone())).collect()));
+            }
+            Op::Restore { index } => self.restore(index),
             Op::Limit { megabytes } => self.heap.set_limit(megabytes.map(|megabytes| megabytes << 20)),
         }
         self.check();
@@ -184,7 +214,50 @@ impl Model {
                 assert!(!done, "{at:#x} on {stream} while {busy:?}");
             }
         }
-        self.live.insert(at, Live { size, stream, tag, users: Vec::new() });
+        let pooled = self.recording && stream != CAPTURED;
+        self.live.insert(at, Live { size, stream, tag, users: Vec::new(), pooled });
+    }
+
+    fn restore(&mut self, index: usize) {
+        if self.checkpoints.is_empty() {
+            return;
+        }
+        let (checkpoint, then) = self.checkpoints[index % self.checkpoints.len()].clone();
+        let restored = match self.heap.restore(&checkpoint) {
+            Ok(restored) => restored,
+            Err(error) => {
+                // A recording whose first request has not come may be a capture, too.
+                assert!(self.capturing || self.recording, "{error}");
+                return assert!(error.to_string().contains("during a capture"), "{error}");
+            }
+        };
+        let (pooled, others) = std::mem::take(&mut self.live).into_iter().partition(|(_, live)| live.pooled);
+        let pooled: BTreeMap<Address, Live> = pooled;
+        let told = |blocks: &[BlockInfo]| -> Vec<_> {
+            let all = blocks.iter().map(|block| (block.address, block.requested, block.stream, block.tag));
+            all.collect()
+        };
+        let known = |blocks: &BTreeMap<Address, Live>| -> Vec<_> {
+            blocks.iter().map(|(&at, live)| (at, live.size, Stream(live.stream), live.tag)).collect()
+        };
+        assert_eq!(told(&restored.freed), known(&pooled));
+        assert_eq!(told(&restored.allocated), known(&then));
+        self.live = others;
+        // The pool's other users were waited for; the streams that the blocks belong to were not.
+        for (&at, live) in &pooled {
+            let (stream, to) = (live.stream, at + live.size.max(1));
+            self.busy.push(Busy { from: at, to, stream, upto: self.sent[stream as usize] });
+        }
+        for (&at, live) in &then {
+            let end = at + live.size.max(1);
+            assert!(self.driver.is_mapped(at) && self.driver.is_mapped(end - 1), "memory behind it");
+            let over = |busy: &&Busy| busy.from < end && at < busy.to && busy.stream != live.stream;
+            if let Some(busy) = self.busy.iter().filter(over).find(|busy| self.done(busy.stream) < busy.upto)
+            {
+                panic!("{at:#x} is put back while {busy:?}");
+            }
+        }
+        self.live.extend(then);
     }
 
     fn free(&mut self, index: usize) {
@@ -229,6 +302,10 @@ impl Model {
         if self.capturing {
             self.step(&Op::EndCapture);
         }
+        if self.recording {
+            self.step(&Op::RecordToPool);
+        }
+        self.heap.release_pool(HELD).expect("the pool");
         while !self.live.is_empty() {
             self.free(0);
         }

@@ -181,7 +181,7 @@ impl<D: Driver> Heap<D> {
     }
 
     /// The free range that holds an address, without what lies before it.
-    fn cut_out(&mut self, segment: u16, at: Address) -> Option<Id> {
+    pub(super) fn cut_out(&mut self, segment: u16, at: Address) -> Option<Id> {
         let id = self.holder(segment, at).filter(|&id| self.blocks[id].state == State::Free)?;
         let before = at - self.blocks[id].addr;
         if before == 0 {

@@ -129,6 +129,14 @@ impl Slab {
         word * 64 + bits.trailing_zeros() as usize
     }
 
+    /// Takes a slot that is free.
+    pub(super) fn take_this(&mut self, slot: usize) {
+        let word = slot / 64 % WORDS;
+        self.bits[word] &= !(1 << (slot % 64));
+        self.words &= !(u16::from(self.bits[word] == 0) << word);
+        self.free -= 1;
+    }
+
     #[inline]
     pub(super) fn give(&mut self, slot: usize) {
         let word = slot / 64 % WORDS;

@@ -4,7 +4,7 @@
 //! It knows no pages. Invariant: at most one empty slab of a class waits in a lane.
 
 use super::arena::{RUNS, arena_number, lane_of};
-use super::block::{NONE, State};
+use super::block::{Id, NONE, State};
 use super::slab::{Slot, SlotState, run_for};
 use super::stats::SMALL;
 use super::{Address, Driver, Freed, Handed, Heap, HeapError, Stream, Tag};
@@ -92,10 +92,16 @@ impl<D: Driver> Heap<D> {
 
     /// Makes a slab of a class out of free memory of the lane; none if there is no room for one.
     pub(super) fn make_slab(&mut self, lane: usize, class: usize) -> Option<u32> {
-        let size = self.classes.size(class);
-        let run = run_for(size);
+        let run = run_for(self.classes.size(class));
         // Everything in this arena is a multiple of the unit, so everything is aligned.
         let id = self.lanes[lane].arenas[RUNS].bins.best(&self.blocks, run)?;
+        Some(self.cut_up(lane, class, id))
+    }
+
+    /// Makes a slab of a class out of the first part of a free range of the lane's that is large enough.
+    pub(super) fn cut_up(&mut self, lane: usize, class: usize, id: Id) -> u32 {
+        let size = self.classes.size(class);
+        let run = run_for(size);
         let runs = self.blocks[id].arena;
         self.unbin(runs, id);
         if self.blocks[id].size > run {
@@ -109,7 +115,24 @@ impl<D: Driver> Heap<D> {
         self.space.set_slab(segment, base, run, Some(slab));
         let lane = &mut self.lanes[lane];
         self.slabs.link(&mut lane.arenas[SMALL].slabs[class], slab);
-        Some(slab)
+        slab
+    }
+
+    /// Takes the slot at an address; none if no slot begins there or it is not free. Its statistics are the
+    /// caller's.
+    pub(super) fn take_this_slot(&mut self, id: u32, at: Address, taken: Slot) -> Option<()> {
+        let slab = &mut self.slabs[id];
+        let slot = slab.slot_of(at);
+        if slot >= slab.meta.len() || slab.address(slot) != at || !slab.is_free(slot) {
+            return None;
+        }
+        slab.take_this(slot);
+        slab.meta[slot] = taken;
+        if slab.is_full() {
+            let (class, lane) = (usize::from(slab.class), lane_of(slab.arena));
+            self.slabs.unlink(&mut self.lanes[lane].arenas[SMALL].slabs[class], id);
+        }
+        Some(())
     }
 
     /// Gives an empty slab's run back to its arena.

@@ -218,7 +218,7 @@ impl<D: Driver> Heap<D> {
         }
     }
 
-    fn block_info(&self, id: Id) -> BlockInfo {
+    pub(super) fn block_info(&self, id: Id) -> BlockInfo {
         let block = &self.blocks[id];
         let state = match block.state {
             State::Live => BlockState::Allocated,
@@ -234,7 +234,7 @@ impl<D: Driver> Heap<D> {
         }
     }
 
-    fn slot_info(&self, id: u32, slot: usize) -> BlockInfo {
+    pub(super) fn slot_info(&self, id: u32, slot: usize) -> BlockInfo {
         let slab = &self.slabs[id];
         let (at, meta) = (slab.address(slot), &slab.meta[slot]);
         BlockInfo {
