@@ -68,6 +68,7 @@ fn compile_cxx() {
             "cuda/torch_shim.cpp",
             "cuda/torch_throw.cpp",
             "cuda/torch_methods.cpp",
+            "cuda/torch_checkpoint.cpp",
             "cuda/torch_autograd.cpp",
         ])
         .flag("-fno-exceptions")

@@ -13,9 +13,6 @@
 namespace strandline {
 namespace {
 
-// c10::DeviceType::CUDA.
-constexpr int8_t CUDA = 1;
-
 // cudaError_t.
 constexpr int ERROR_UNKNOWN = 999;
 

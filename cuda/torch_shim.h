@@ -11,6 +11,9 @@
 
 namespace strandline {
 
+// c10::DeviceType::CUDA.
+constexpr int8_t CUDA = 1;
+
 // std::pair<unsigned long long, unsigned long long>: two integer registers.
 struct PoolId {
     unsigned long long first, second;
@@ -57,6 +60,24 @@ struct CudaStream {
     uint64_t device, id;
 };
 
+// std::vector.
+template <typename T>
+struct Vector {
+    T *begin, *end, *end_of_room;
+};
+
+// c10::cuda::CUDACachingAllocator::CheckpointDelta.
+struct CheckpointDelta {
+    Vector<void *> freed;
+    Vector<DataPtr> allocated;
+};
+
+// Addresses in memory of malloc().
+struct Addresses {
+    void **first;
+    size_t count;
+};
+
 // libstdc++'s std::unordered_set<void *>: the list of its nodes is all that is read.
 struct PointerSet {
     void *buckets;
@@ -87,6 +108,10 @@ STRANDLINE_HIDDEN void strandline_internal_hold_pool(int device, unsigned long l
 STRANDLINE_HIDDEN int strandline_internal_pool_uses(int device, unsigned long long first, unsigned long long second);
 // Whether the pool's live blocks are exactly these: 1, 0, or -1 where that is not known.
 STRANDLINE_HIDDEN int strandline_internal_pool_holds(int device, unsigned long long first, unsigned long long second, void *const *blocks, size_t count);
+// What a pool has handed out, as a state that is given back once; and putting the pool back to it.
+STRANDLINE_HIDDEN int strandline_internal_checkpoint(int device, unsigned long long first, unsigned long long second, void **state, char **message);
+STRANDLINE_HIDDEN void strandline_internal_drop_checkpoint(void *state);
+STRANDLINE_HIDDEN int strandline_internal_restore(int device, const void *state, Addresses *freed, Addresses *allocated, char **message);
 STRANDLINE_HIDDEN void strandline_internal_record_history(int enabled, size_t entries);
 STRANDLINE_HIDDEN int strandline_internal_history_enabled(void);
 STRANDLINE_HIDDEN void strandline_internal_enable_peer(int device, int peer);
@@ -112,6 +137,12 @@ STRANDLINE_HIDDEN void raise_text(const char *message);
 
 // Makes a std::string of the process's own kind at `place`; false where there is none.
 STRANDLINE_HIDDEN bool make_string(String *place, const char *text, size_t length);
+
+// Memory that the process's own operator delete takes back; null where there is none.
+STRANDLINE_HIDDEN void *operator_new(size_t size);
+
+// The virtual functions of a std::type_info of a class without bases; null where there is no libstdc++.
+STRANDLINE_HIDDEN void **type_info_functions();
 
 // Copies a std::function; false if it is empty.
 STRANDLINE_HIDDEN bool clone_function(Function *to, const Function *from);

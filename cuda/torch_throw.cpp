@@ -1,4 +1,5 @@
-// Throwing torch's own exceptions without torch's headers and without libstdc++ at link time.
+// Throwing torch's own exceptions, and what else the process's libstdc++ must do for us, without torch's headers and
+// without libstdc++ at link time.
 //
 // Must not know: memory. Every function used is found in the libstdc++ and libc10 that torch itself uses,
 // by name, when the first exception is due. Invariant: no frame of Rust lies between the throw and torch.
@@ -24,6 +25,7 @@ constexpr size_t EXCEPTION_ROOM = 1024;
 
 using ErrorConstructor = void (*)(void *self, SourceLocation where, String *message);
 using StringConstructor = void (*)(String *self, const char *text, size_t length, const void *allocator);
+using NothrowNew = void *(*)(size_t size, const void *nothrow);
 using StringDestructor = void (*)(String *self);
 
 // One kind of exception: what type a handler sees, and the virtual functions of its objects.
@@ -39,6 +41,8 @@ struct Runtime {
     StringConstructor make_string;
     StringDestructor drop_string;
     ErrorConstructor make_error;
+    NothrowNew nothrow_new;
+    void **type_info_functions;
     Kind error, out_of_memory;
 };
 
@@ -72,6 +76,12 @@ void resolve() {
     void *cxx = c10 ? c10 : loaded("libstdc++.so.6");
     find(runtime.allocate_exception, cxx, "__cxa_allocate_exception");
     find(runtime.throw_exception, cxx, "__cxa_throw");
+    // A program may have an operator new of its own, which comes first.
+    void *programs = dlsym(RTLD_DEFAULT, "_ZnwmRKSt9nothrow_t");
+    memcpy(&runtime.nothrow_new, &programs, sizeof programs);
+    if (!runtime.nothrow_new) find(runtime.nothrow_new, cxx, "_ZnwmRKSt9nothrow_t");
+    runtime.type_info_functions =
+        find_kind(cxx, "_ZTIN10__cxxabiv117__class_type_infoE", "_ZTVN10__cxxabiv117__class_type_infoE").functions;
     find(runtime.throw_runtime_error, cxx, "_ZSt21__throw_runtime_errorPKc");
     find(runtime.make_error, c10,
          "_ZN3c105ErrorC2ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE");
@@ -125,6 +135,17 @@ bool make_string(String *place, const char *text, size_t length) {
     char allocator = 0;  // std::allocator is an empty class
     runtime.make_string(place, text, length, &allocator);
     return true;
+}
+
+void *operator_new(size_t size) {
+    pthread_once(&once, resolve);
+    char nothrow = 0;  // std::nothrow_t is an empty class
+    return runtime.nothrow_new ? runtime.nothrow_new(size, &nothrow) : nullptr;
+}
+
+void **type_info_functions() {
+    pthread_once(&once, resolve);
+    return runtime.type_info_functions;
 }
 
 void raise(int status, char *message) {

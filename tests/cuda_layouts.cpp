@@ -6,8 +6,10 @@
 #include <memory>
 #include <string>
 #include <type_traits>
+#include <typeinfo>
 #include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include <c10/core/Allocator.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -60,6 +62,14 @@ static_assert(sizeof(std::string) == sizeof(strandline::String), "std::string");
 static_assert(sizeof(ShareableHandle) == sizeof(strandline::ShareableHandle) &&
                   offsetof(ShareableHandle, handle) == offsetof(strandline::ShareableHandle, handle),
               "ShareableHandle");
+using c10::cuda::CUDACachingAllocator::CheckpointDelta;
+static_assert(sizeof(CheckpointDelta) == sizeof(strandline::CheckpointDelta) &&
+                  offsetof(CheckpointDelta, ptrs_freed) == offsetof(strandline::CheckpointDelta, freed) &&
+                  offsetof(CheckpointDelta, dataptrs_allocd) == offsetof(strandline::CheckpointDelta, allocated),
+              "CheckpointDelta");
+// A state of ours is one pointer to virtual functions, the destructors.
+using c10::cuda::CUDACachingAllocator::AllocatorState;
+static_assert(sizeof(AllocatorState) == sizeof(void *) && std::is_polymorphic_v<AllocatorState>, "AllocatorState");
 static_assert(sizeof(c10::cuda::CUDAStream) == sizeof(strandline::CudaStream) &&
                   std::is_trivially_copyable_v<c10::cuda::CUDAStream>,
               "CUDAStream is returned in registers");
@@ -91,6 +101,15 @@ int main() {
     strandline::SharedPtr words;
     std::memcpy(&words, &shared, sizeof words);
     if (words.object != shared.get() || !words.control) return std::puts("std::shared_ptr"), 1;
+    std::vector<void *> vector{&data, &context};
+    vector.reserve(7);
+    strandline::Vector<void *> three;
+    static_assert(sizeof vector == sizeof three, "std::vector");
+    std::memcpy(&three, &vector, sizeof three);
+    if (three.begin != vector.data() || three.end - three.begin != 2 || three.end_of_room - three.begin != 7)
+        return std::puts("std::vector"), 1;
+    if (std::strcmp(typeid(AllocatorState).name(), "N3c104cuda20CUDACachingAllocator14AllocatorStateE") != 0)
+        return std::puts("AllocatorState's name"), 1;
     std::unordered_set<void *> set{&data, &context};
     auto *nodes = reinterpret_cast<const strandline::PointerSet *>(&set);
     size_t found = 0;

@@ -109,6 +109,7 @@ cases! {
     sizes_and_deleters [], false;
     streams [], false;
     pools [], false;
+    checkpoints [], false;
     profiler [], false;
     peers [("FAKE_CUDA_DEVICES", "2")], false;
     no_peers [("FAKE_CUDA_DEVICES", "2"), ("FAKE_CUDA_NO_PEERS", "1")], false;

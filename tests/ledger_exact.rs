@@ -11,6 +11,7 @@ use strandline::ledger::{Accounts, Now, Phase, Sample, Tag};
 enum Event {
     Born { stack: u32, size: u64, phase: u32 },
     Died { which: usize },
+    Again { which: usize },
     Step,
     Race,
 }
@@ -19,6 +20,7 @@ fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         6 => (0u32..12, 1u64..1 << 30, 0u32..5).prop_map(|(stack, size, phase)| Event::Born { stack, size, phase }),
         5 => any::<usize>().prop_map(|which| Event::Died { which }),
+        1 => any::<usize>().prop_map(|which| Event::Again { which }),
         2 => Just(Event::Step),
         1 => Just(Event::Race),
     ]
@@ -32,6 +34,7 @@ proptest! {
     fn counters_match_a_simple_model(events in prop::collection::vec(event(), 1..1500)) {
         let mut accounts = Accounts::new(0);
         let mut live: Vec<(Tag, u32, u64)> = Vec::new();
+        let mut dead: Vec<(Tag, u32, u64)> = Vec::new();
         let mut born: HashMap<u32, (u64, u64)> = HashMap::new();
         let (mut step, mut peak, mut bytes) = (0u32, 0u64, 0u64);
         for event in events {
@@ -47,10 +50,24 @@ proptest! {
                     peak = peak.max(bytes);
                 }
                 Event::Died { which } if !live.is_empty() => {
-                    let (tag, _, size) = live.swap_remove(which % live.len());
+                    let block @ (tag, _, size) = live.swap_remove(which % live.len());
                     accounts.died(tag, size, Now { step, ..Now::default() });
                     bytes -= size;
+                    dead.push(block);
                 }
+                // With the tag that it had: of the step in which it was born.
+                Event::Again { which } if !dead.is_empty() => {
+                    let block @ (tag, stack, size) = dead.swap_remove(which % dead.len());
+                    accounts.revived(tag, size, Now { step, ..Now::default() });
+                    live.push(block);
+                    let total = born.entry(stack).or_default();
+                    *total = (total.0 + 1, total.1 + size);
+                    bytes += size;
+                    peak = peak.max(bytes);
+                    let site = &accounts.sites()[accounts.site_of(stack).unwrap() as usize];
+                    prop_assert!(site.cohorts.iter().any(|c| (c.first..=c.last).contains(&tag.step())));
+                }
+                Event::Again { .. } => {}
                 Event::Died { .. } => {}
                 Event::Step => {
                     accounts.boundary(step, step / 7, &Sample { allocated: bytes, ..Sample::default() });

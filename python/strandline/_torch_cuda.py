@@ -64,7 +64,8 @@ def install(library):
     _patch_settings(torch, result)
     _patch_sharing(torch, result)
     _note_methods(result)
-    _after_import("torch._inductor.config", _without_cudagraph_trees)
+    if not _GRAPH_TREES <= set(result.replaced):
+        _after_import("torch._inductor.config", _without_cudagraph_trees)
     _installed = result
     return result
 
@@ -199,7 +200,11 @@ _LOST = {
     "getPoolUseCount": "torch.cuda.MemPool() raises",
     "attachOutOfMemoryObserver": "out-of-memory observers raise when they are attached",
     "memcpyAsync": "copies between GPUs without peer access fail",
+    "setCheckpointPoolState": "torch.compile(mode='reduce-overhead') uses plain CUDA graphs, no graph trees",
 }
+
+# What graph trees need of the allocator, besides pools.
+_GRAPH_TREES = {"getCheckpointState", "setCheckpointPoolState", "checkPoolLiveAllocations"}
 
 
 def _note_methods(result):
@@ -467,8 +472,8 @@ def _patch_sharing(torch, result):
 
 
 def _without_cudagraph_trees(config):
-    """Graph trees put a pool back into an earlier state, which needs blocks at given addresses; plain graphs
-    need nothing of the kind."""
+    """Graph trees put a pool back into an earlier state, which this torch does not let us do; plain graphs need
+    nothing of the kind."""
     config.triton.cudagraph_trees = False
 
 

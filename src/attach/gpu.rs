@@ -8,7 +8,7 @@ use super::history::{Action, Wish};
 use super::outcome;
 use super::process::{self, Stacks};
 use super::served::Served;
-use super::torch::{self, Filter, PoolId, Refusal, Service, Shared};
+use super::torch::{self, Filter, PoolId, PoolState, Refusal, Restored, Service, Shared};
 use super::watched::Watched;
 use crate::driver::cuda::{CudaDriver, Imported};
 use crate::driver::{Address, Driver, DriverError, MemoryInfo, Stream};
@@ -351,6 +351,14 @@ impl Service for Gpus {
             }
         });
         Some(found)
+    }
+
+    fn checkpoint(&self, device: i32, pool: PoolId) -> Result<PoolState, Refusal> {
+        self.checkpoint_pool(device, heap_pool(pool))
+    }
+
+    fn restore(&self, device: i32, state: &PoolState) -> Result<Restored, Refusal> {
+        self.restore_pool(device, state)
     }
 
     fn stats(&self, device: i32) -> Option<torch::Stats> {

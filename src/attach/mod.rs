@@ -15,6 +15,7 @@
 //! | [`process`] | the one state of a process: heaps, ledgers, clock, judge |
 //! | [`served`] | one device: its heap and its ledger under one lock |
 //! | [`gpu`] | the GPUs: torch's questions answered from heaps and ledgers |
+//! | [`pool_state`] | pools of CUDA graphs, put back to an earlier state |
 //! | [`watched`] | one device whose blocks torch's own allocator hands out |
 //! | [`guard`] | overflows and uses of freed memory, where they are looked for |
 //! | [`outcome`] | what is told and written: new findings, reports, the end of the run |
@@ -59,6 +60,7 @@ pub mod lineage;
 pub mod metrics;
 pub mod options;
 pub mod outcome;
+pub mod pool_state;
 pub mod preload;
 pub mod process;
 mod python_api;

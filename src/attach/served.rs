@@ -5,7 +5,7 @@
 
 use super::history::{Context, History, Wish};
 use crate::driver::{Address, Driver, Stream};
-use crate::heap::{BlockState, Freed, Heap, HeapError, Seen, Stats, Tag};
+use crate::heap::{BlockState, Checkpoint, Freed, Heap, HeapError, Restored, Seen, Stats, Tag};
 use crate::ledger::{self, Accounts, Clock, LiveBlock, Sample};
 use crate::report::model::Segment;
 use crate::report::segments::SegmentMap;
@@ -151,6 +151,27 @@ impl<D: Driver> Served<D> {
         books.record(stream, traced, |history| history.freed(at, size, stream, false, traced));
         books.accounts.died(ledger::Tag(tag.0, tag.1), size, clock.now());
         Ok(())
+    }
+
+    /// Puts a pool back to what it had handed out, and enters what is gone and what came back.
+    pub fn restore(&self, checkpoint: &Checkpoint, clock: &Clock) -> Result<Restored, HeapError> {
+        let traced = self.trace_stack(FREE_STACKS);
+        let mut books = self.books.lock();
+        let restored = books.heap.restore(checkpoint)?;
+        for block in restored.gone() {
+            books.record(block.stream, traced, |history| {
+                history.freed(block.address, block.requested, block.stream, false, traced);
+            });
+            books.accounts.died(ledger::Tag(block.tag.0, block.tag.1), block.requested, clock.now());
+        }
+        for block in restored.back() {
+            let born = StackId(books.stack_of(block.tag));
+            books.record(block.stream, born, |history| {
+                history.allocated(block.address, block.requested, block.stream, born);
+            });
+            books.accounts.revived(ledger::Tag(block.tag.0, block.tag.1), block.requested, clock.now());
+        }
+        Ok(restored)
     }
 
     /// Gives all idle memory back to the device.

@@ -7,6 +7,7 @@
 //! | `torch/methods.rs` | replacing the methods of torch's allocator object |
 //! | `torch/calls.rs` | what the C++ side (`cuda/`) calls |
 //! | `torch/pools.rs` | use counts of pools, the filters that choose a pool |
+//! | `torch/checkpoints.rs` | pools put back to an earlier state |
 //! | `torch/stats.rs` | torch's statistics and snapshot, as structs and as JSON |
 //! | `torch/autograd.rs` | the forward line of a backward allocation |
 //! | `torch/share.rs` | handles by which another process opens a block |
@@ -19,6 +20,7 @@
 
 pub mod autograd;
 pub mod calls;
+pub mod checkpoints;
 pub mod hooks;
 pub mod methods;
 pub mod pools;
@@ -30,6 +32,7 @@ pub mod stats;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+pub use self::checkpoints::{PoolState, Restored};
 pub use self::pools::Filter;
 pub use self::share::Shared;
 pub use self::stats::{BlockInfo, Frame, SegmentInfo, Snapshot, Stat, Stats, TraceEntry};
@@ -93,6 +96,16 @@ pub trait Service: Send + Sync {
     /// The addresses of a pool's live blocks.
     fn pool_blocks(&self, _device: i32, _pool: PoolId) -> Option<Vec<Address>> {
         None
+    }
+
+    /// What a pool has handed out, for [`restore`](Self::restore).
+    fn checkpoint(&self, _device: i32, _pool: PoolId) -> Result<PoolState, Refusal> {
+        Err(Refusal::unsupported("checkpoints of pools"))
+    }
+    /// Takes back whatever the state's pool has handed out, and hands out the state's blocks again, at their
+    /// addresses. Where that cannot be, nothing changes.
+    fn restore(&self, _device: i32, _state: &PoolState) -> Result<Restored, Refusal> {
+        Err(Refusal::unsupported("checkpoints of pools"))
     }
 
     /// `None` for a device on which nothing was allocated yet.

@@ -66,6 +66,24 @@ pub struct Restored {
     pub allocated: Vec<BlockInfo>,
 }
 
+impl Restored {
+    /// The blocks that were handed out before and are not the same now.
+    pub fn gone(&self) -> impl Iterator<Item = &BlockInfo> {
+        self.freed.iter().filter(|block| !has(&self.allocated, block))
+    }
+
+    /// The blocks that are handed out now and were not the same before.
+    pub fn back(&self) -> impl Iterator<Item = &BlockInfo> {
+        self.allocated.iter().filter(|block| !has(&self.freed, block))
+    }
+}
+
+/// Whether the blocks, which are in the order of their addresses, have this one among them.
+fn has(blocks: &[BlockInfo], block: &BlockInfo) -> bool {
+    let place = blocks.binary_search_by_key(&block.address, |other| other.address);
+    place.is_ok_and(|place| blocks[place] == *block)
+}
+
 impl<D: Driver> Heap<D> {
     /// Notes down what a pool has handed out. Blocks that wait for other streams are free to it.
     ///
@@ -330,11 +348,13 @@ mod tests {
             sound(&heap);
             assert_eq!((&restored.freed, &restored.allocated), (&now, &then));
             assert_eq!(live(&heap), then);
+            assert_eq!((restored.gone().count(), restored.back().count()), (now.len(), then.len()));
 
             // Again, and nothing is different.
             let again = heap.restore(&checkpoint).unwrap();
             sound(&heap);
             assert_eq!((&again.freed, &again.allocated), (&then, &then));
+            assert_eq!((again.gone().count(), again.back().count()), (0, 0));
 
             // What was put back is freed like any other block, and the pool can serve more.
             blocks(&mut heap, 4);

@@ -115,6 +115,32 @@ impl Accounts {
         self.phase_born[phase.number()] += requested;
     }
 
+    /// The block that carried `tag` had been taken back, and was handed out again as it was: it is as old as it
+    /// was, so it is no survivor of the running step.
+    pub fn revived(&mut self, tag: Tag, requested: u64, now: Now) {
+        if now.step > self.step {
+            self.turn(now.step);
+        }
+        let (site, phase) = (tag.site(), tag.phase());
+        let Some(entry) = self.sites.get_mut(site as usize) else { return };
+        entry.revived(tag.step(), requested);
+        if !entry.dirty {
+            entry.dirty = true;
+            self.dirty.push(site);
+        }
+        self.live_blocks += 1;
+        self.live_bytes += requested;
+        self.blocks_born += 1;
+        if self.live_bytes > self.peak {
+            (self.peak, self.peak_phase) = (self.live_bytes, phase);
+        }
+        if self.step - tag.step().min(self.step) < YOUNG as u32 - 1 {
+            self.young[tag.step() as usize % YOUNG] += requested;
+        }
+        self.phase_live[phase.number()] += requested;
+        self.phase_born[phase.number()] += requested;
+    }
+
     /// The block that carried `tag` was taken back.
     #[inline]
     pub fn died(&mut self, tag: Tag, requested: u64, now: Now) {

@@ -52,6 +52,25 @@ impl Cohorts {
         self.fresh.bytes += size;
     }
 
+    /// A block that was born in `step` and had died is there again.
+    pub fn add_again(&mut self, step: u32, size: u64) {
+        if step >= self.fresh.last {
+            return self.add(step, size);
+        }
+        let of = |old: &[Cohort]| old.partition_point(|cohort| cohort.last < step);
+        let mut at = of(&self.old);
+        let is_in = |old: &[Cohort], at: usize| old.get(at).is_some_and(|cohort| cohort.first <= step);
+        if !is_in(&self.old, at) && self.old.len() == COHORTS - 1 {
+            self.merge();
+            at = of(&self.old);
+        }
+        if !is_in(&self.old, at) {
+            self.old.insert(at, Cohort { first: step, last: step, steps: 1, blocks: 0, bytes: 0 });
+        }
+        self.old[at].blocks += 1;
+        self.old[at].bytes += size;
+    }
+
     /// A block born in `step` died.
     #[inline]
     pub fn remove(&mut self, step: u32, size: u64) {
@@ -158,6 +177,25 @@ mod tests {
         assert!(entries.iter().rev().take(EXACT).all(|c| c.first == c.last && c.blocks == 1));
         assert_eq!(entries.iter().map(|c| c.events()).sum::<u32>(), 100_000);
         assert_eq!(entries[0].first, 0);
+    }
+
+    #[test]
+    fn a_block_that_is_there_again_is_of_its_old_step() {
+        let mut cohorts = Cohorts::default();
+        for step in 0..200 {
+            cohorts.add(step * 2, 10);
+        }
+        // Steps of their own, steps inside of old spans, the newest, and one after it.
+        for (count, step) in [398, 397, 390, 377, 3, 0, 100, 399].into_iter().enumerate() {
+            cohorts.add_again(step, 7);
+            cohorts.check(201 + count as u64, 2000 + 7 * (1 + count as u64));
+            assert!(cohorts.iter().any(|cohort| (cohort.first..=cohort.last).contains(&step)));
+        }
+        assert!(cohorts.iter().any(|cohort| cohort.first == 397 && cohort.last == 397));
+        for step in [398, 397, 390, 377, 3, 0, 100, 399] {
+            cohorts.remove(step, 7);
+        }
+        cohorts.check(200, 2000);
     }
 
     #[test]

@@ -126,6 +126,15 @@ impl Site {
         self.cohorts.add(step, size);
     }
 
+    /// A block that was born in `step` and had died is there again.
+    pub(super) fn revived(&mut self, step: u32, size: u64) {
+        self.live_blocks += 1;
+        self.live_bytes += size;
+        self.born_blocks += 1;
+        self.born_bytes += size;
+        self.cohorts.add_again(step, size);
+    }
+
     #[inline]
     pub(super) fn died(&mut self, born: u32, now: u32, size: u64, collecting: bool) {
         self.live_blocks = self.live_blocks.saturating_sub(1);

@@ -10,8 +10,8 @@ use std::collections::hash_map::Entry;
 use parking_lot::Mutex;
 use strandline::attach::history::Wish;
 use strandline::attach::torch::{
-    BlockInfo, Filter, PoolId, Refusal, SegmentInfo, Service, Shared, Snapshot, Stat, Stats, TraceEntry,
-    autograd, install,
+    BlockInfo, Filter, PoolId, PoolState, Refusal, Restored, SegmentInfo, Service, Shared, Snapshot, Stat,
+    Stats, TraceEntry, autograd, install,
 };
 use strandline::driver::cuda::{CudaDriver, Imported};
 use strandline::driver::{Address, Driver, DriverError, Handle, MemoryInfo, Stream};
@@ -45,6 +45,18 @@ struct Block {
 }
 
 struct EachItsOwn(Mutex<State>);
+
+/// The blocks of a pool.
+type Kept = Vec<(Address, Block)>;
+
+struct Taken(Kept);
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        let service = SERVICE.lock().expect("installed");
+        service.0.lock().log.push("state dropped".into());
+    }
+}
 
 fn count(stat: &mut [Stat; 3], large: bool, by: i64) {
     for part in [0, if large { 2 } else { 1 }] {
@@ -184,6 +196,41 @@ impl Service for EachItsOwn {
         let state = self.0.lock();
         let blocks = state.blocks.iter().filter(|(_, b)| b.device == device && b.pool == Some(pool));
         Some(blocks.map(|(at, _)| *at).collect())
+    }
+    fn checkpoint(&self, device: i32, pool: PoolId) -> Result<PoolState, Refusal> {
+        let state = self.0.lock();
+        let blocks = state.blocks.iter().filter(|(_, b)| b.device == device && b.pool == Some(pool));
+        let mut kept: Kept = blocks.map(|(&at, block)| (at, block.clone())).collect();
+        kept.sort_by_key(|(at, _)| *at);
+        // Of a pool that nobody has used yet there is nothing to say.
+        if kept.is_empty() {
+            return Err(Refusal::Failed(format!("no blocks of {pool:?} on {device}")));
+        }
+        Ok(Box::new(Taken(kept)))
+    }
+    fn restore(&self, device: i32, state: &PoolState) -> Result<Restored, Refusal> {
+        let kept = &state.downcast_ref::<Taken>().expect("a state of this service").0;
+        if kept.iter().any(|(_, block)| block.device != device) {
+            return Err(Refusal::Failed(format!("not of device {device}")));
+        }
+        let mut restored = Restored::default();
+        let mut state = self.0.lock();
+        let pool = kept[0].1.pool;
+        let live = state.blocks.iter().filter(|(_, b)| b.device == device && b.pool == pool);
+        let live: Kept = live.map(|(&at, block)| (at, block.clone())).collect();
+        for (at, block) in live {
+            state.account(&block, -1);
+            restored.freed.push((at, block.size));
+            state.blocks.remove(&at);
+            state.resting.push((at, block));
+        }
+        for (at, block) in kept {
+            state.resting.retain(|(other, _)| other != at);
+            state.account(block, 1);
+            restored.allocated.push((*at, block.size));
+            state.blocks.insert(*at, block.clone());
+        }
+        Ok(restored)
     }
     fn stats(&self, device: i32) -> Option<Stats> {
         self.0.lock().stats.get(&device).copied()

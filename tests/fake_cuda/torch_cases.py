@@ -58,7 +58,7 @@ def case_everything_is_replaced():
     installed = install()
     assert not installed.declined, installed.declined
     assert not installed.limits, installed.limits
-    assert len(installed.replaced) == 22, installed.replaced
+    assert len(installed.replaced) == 24, installed.replaced
     assert torch.cuda.memory.get_allocator_backend() == "pluggable"
     assert python_side().install is not None
     assert "devices 1" not in log()
@@ -288,6 +288,96 @@ def case_pools():
     raises(RuntimeError, "another allocator", lambda: torch.cuda.MemPool(plain.allocator()))
 
 
+def case_checkpoints():
+    """The states and differences that graph trees exchange with the allocator, by torch's own functions."""
+    install()
+    check = torch._C._cuda_checkPoolLiveAllocations
+    take, put = torch._C._cuda_getCheckpointState, torch._C._cuda_setCheckpointPoolState
+    pool = torch.cuda.MemPool()
+    raises(RuntimeError, "no blocks of PoolId", lambda: take(0, pool.id))
+
+    def inside(*sizes):
+        with torch.cuda.use_mem_pool(pool):
+            return [empty(size) for size in sizes]
+
+    def storage(tensor):
+        return tensor.untyped_storage()._cdata
+
+    def live(*tensors):
+        return check(0, pool.id, {tensor.data_ptr() for tensor in tensors})
+
+    def owned(tensor):
+        return torch._C._has_Standard_Deleter(storage(tensor))
+
+    a, b = inside(1000, 3 * MIB)
+    states = [take(0, pool.id) for _ in range(100)]
+    state = states.pop()
+    assert type(state).__name__ == "_cuda_CUDAAllocator_AllocatorState", type(state)
+    assert len({id(state) for state in states}) == 99
+    log()
+    del states
+    gc.collect()
+    assert log().count("state dropped") == 99
+
+    # A block more is taken back from its tensor, and one that was freed is there again, without an owner.
+    (c,) = inside(2 * MIB)
+    addresses = a.data_ptr(), b.data_ptr(), c.data_ptr()
+    del b
+    assert live(a, c) and owned(a) and owned(c)
+    put(0, state, [storage(c)], [])
+    assert check(0, pool.id, set(addresses[:2])) and owned(a) and not owned(c)
+    # Nobody frees what was taken back; the other has its owner still.
+    del c
+    assert check(0, pool.id, set(addresses[:2]))
+    del a
+    assert check(0, pool.id, {addresses[1]})
+    torch._C._cuda_cudaCachingAllocator_raw_delete(addresses[1])
+    assert check(0, pool.id, set())
+
+    # A tensor over memory that it does not own, as a replayed graph's outputs are, gets the block.
+    put(0, state, [], [])
+    build = torch._C._construct_storage_from_data_pointer
+    outputs = [build(at, torch.device("cuda", 0), 1000) for at in addresses[:2]]
+    assert not any(torch._C._has_Standard_Deleter(output._cdata) for output in outputs)
+    put(0, state, [], [output._cdata for output in outputs])
+    assert all(torch._C._has_Standard_Deleter(output._cdata) for output in outputs)
+    assert [output.data_ptr() for output in outputs] == list(addresses[:2])
+    # Twice, and every block still has one owner.
+    put(0, state, [], [])
+    assert check(0, pool.id, set(addresses[:2]))
+    outputs.pop()
+    assert check(0, pool.id, {addresses[0]})
+    torch._C._free_And_Remove_DeleterFn(outputs[0]._cdata)
+    assert check(0, pool.id, set())
+
+    # Threads have states of their own, and give them back.
+    def often():
+        for _ in range(200):
+            put(0, state, [], [])
+            take(0, pool.id)
+
+    threads = [threading.Thread(target=often) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert check(0, pool.id, set(addresses[:2]))
+
+    # Many at once.
+    many = inside(*[1000] * 300)
+    put(0, state, [storage(tensor) for tensor in many], [])
+    assert check(0, pool.id, set(addresses[:2])) and not any(map(owned, many))
+    del many
+
+    # Torch refuses to take back what no tensor was named for, after the fact: then it drops what it was given.
+    torch._C._cuda_cudaCachingAllocator_raw_delete(addresses[1])
+    fewer = take(0, pool.id)
+    put(0, state, [], [])
+    raises(RuntimeError, "stale tensors", lambda: put(0, fewer, [], []))
+    assert check(0, pool.id, set())
+    raises(RuntimeError, "not of device 1", lambda: put(1, state, [], []))
+
+
 def case_profiler():
     install()
     from torch.profiler import ProfilerActivity, profile
@@ -402,7 +492,7 @@ def case_settings():
             assert "has no effect" in str(caught[0].message)
     import torch._inductor.config as config
 
-    assert config.triton.cudagraph_trees is False
+    assert config.triton.cudagraph_trees is True
 
 
 def case_children():

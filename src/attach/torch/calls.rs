@@ -10,7 +10,7 @@ use crate::attach::history::{Context, Wish};
 use crate::driver::Stream;
 
 /// Statuses, as in cuda/torch_shim.h.
-const OK: c_int = 0;
+pub(super) const OK: c_int = 0;
 const OUT_OF_MEMORY: c_int = 1;
 const FAILED: c_int = 2;
 
@@ -35,7 +35,7 @@ pub fn handed_out(text: &[u8]) -> *mut c_char {
 }
 
 /// Says a refusal to C++: the status, and the text through `message`.
-fn refuse(refusal: Refusal, message: *mut *mut c_char) -> c_int {
+pub(super) fn refuse(refusal: Refusal, message: *mut *mut c_char) -> c_int {
     let (status, text) = match refusal {
         Refusal::OutOfMemory(text) => (OUT_OF_MEMORY, text),
         Refusal::Failed(text) => (FAILED, text),
@@ -46,7 +46,7 @@ fn refuse(refusal: Refusal, message: *mut *mut c_char) -> c_int {
 }
 
 /// The answer where [`guarded`] had none.
-fn inactive<T>() -> Result<T, Refusal> {
+pub(super) fn inactive<T>() -> Result<T, Refusal> {
     let text =
         "strandline's allocator failed by a fault of its own (see stderr), or is not active in this process.";
     Err(Refusal::Failed(text.into()))

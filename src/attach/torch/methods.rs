@@ -78,6 +78,8 @@ unsafe extern "C" {
     fn strandline_method_set_use_on_oom();
     fn strandline_method_ignore_use_on_oom();
     fn strandline_method_check_pool_live();
+    fn strandline_method_get_checkpoint_state();
+    fn strandline_method_set_checkpoint_pool_state();
     fn strandline_method_enable_peer();
     fn strandline_method_memcpy_async();
     fn strandline_method_share_ipc();
@@ -125,6 +127,18 @@ fn methods(version: (c_int, c_int)) -> Vec<Method> {
             "attachOutOfMemoryObserver",
             ExportedPrefix("25attachOutOfMemoryObserverESt8functionIFvl"),
             strandline_method_attach_observer,
+        ),
+        method(
+            "getCheckpointState",
+            Exported("18getCheckpointStateEaSt4pairIyyE"),
+            strandline_method_get_checkpoint_state,
+        ),
+        method(
+            "setCheckpointPoolState",
+            Exported(
+                "22setCheckpointPoolStateEaSt10shared_ptrIN3c104cuda20CUDACachingAllocator14AllocatorStateEE",
+            ),
+            strandline_method_set_checkpoint_pool_state,
         ),
         method("enablePeerAccess", Exported("16enablePeerAccessEaa"), strandline_method_enable_peer),
         method(

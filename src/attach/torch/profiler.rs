@@ -10,7 +10,7 @@ use std::ffi::{CStr, c_void};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{Service, service};
+use super::{Restored, Service, service};
 use crate::driver::Address;
 
 /// `c10::Device` in one register: type in the low byte, index in the next.
@@ -126,6 +126,14 @@ pub fn about_to_free(service: &dyn Service, at: Address) -> Option<(u64, i32)> {
 /// Our heap took a block back.
 pub fn freed(service: &dyn Service, at: Address, size: u64, device: i32) {
     report(service, at, -(size as i64), device);
+}
+
+/// Our heap took blocks of a pool back and gave others.
+pub fn exchanged(service: &dyn Service, device: i32, restored: &Restored) {
+    if is_recording() {
+        restored.freed.iter().for_each(|&(at, size)| report(service, at, -(size as i64), device));
+        restored.allocated.iter().for_each(|&(at, size)| report(service, at, size as i64, device));
+    }
 }
 
 #[cold]
