@@ -9,36 +9,16 @@ libstrandline.so itself. Each case runs in a process of its own; one line per ca
 
 import concurrent.futures
 import ctypes
-import importlib.util
 import os
 import subprocess
 import sys
 import time
 
+import cuda_gpu_graphs
+from cuda_gpu_library import install, load, python_side
+
 MIB = 1 << 20
-HERE = os.path.dirname(os.path.abspath(__file__))
-
-
-def python_side():
-    path = os.path.join(HERE, "..", "python", "strandline", "_torch_cuda.py")
-    spec = importlib.util.spec_from_file_location("_torch_cuda", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def load(path):
-    library = ctypes.CDLL(path)
-    if hasattr(library, "strandline_test_install"):
-        library.strandline_test_install()
-    else:
-        # With the GIL: the stacks' offsets are compared with what Python says.
-        assert ctypes.PyDLL(path).strandline_start(1, None) == 0
-    return library
-
-
-def install(path):
-    return python_side().install(load(path))
+globals().update({name: case for name, case in vars(cuda_gpu_graphs).items() if name.startswith("case_")})
 
 
 def case_methods(path):
@@ -203,33 +183,6 @@ def case_streams(path):
     return "ok"
 
 
-def case_graph(path):
-    install(path)
-    import torch
-
-    static = torch.zeros(1024, device="cuda")
-    work = torch.randn(1024, 1024, device="cuda")
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        (work @ static).relu()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        # Temporaries are freed during the capture.
-        out = ((work @ static).relu() + torch.ones(1024, device="cuda")).clone()
-    for value in (1.0, 2.0):
-        static.fill_(value)
-        noise = [torch.full((1024,), 9.0, device="cuda") for _ in range(50)]
-        graph.replay()
-        expected = (work @ static).relu() + 1
-        assert torch.allclose(out, expected, rtol=1e-3, atol=1e-2)
-        del noise
-    del graph, out
-    torch.cuda.empty_cache()
-    return "captured and replayed"
-
-
 def case_cudnn_benchmark(path):
     install(path)
     import torch
@@ -293,18 +246,6 @@ def case_compile(path):
     value = function(torch.ones(10000, device="cuda")).item()
     assert value == 20000
     return "default mode"
-
-
-def case_compile_reduce_overhead(path):
-    install(path)
-    import torch
-
-    function = torch.compile(lambda x: (x * 2).relu(), mode="reduce-overhead")
-    for i in range(5):
-        assert function(torch.full((10000,), float(i), device="cuda")).sum().item() == 20000 * i
-    import torch._inductor.config as config
-
-    return f"cudagraph_trees {config.triton.cudagraph_trees}"
 
 
 def case_profiler(path):

@@ -14,6 +14,8 @@ use std::sync::OnceLock;
 struct Bench {
     python: String,
     service: PathBuf,
+    /// The library with the heap.
+    heap: PathBuf,
     /// Holds the stand-ins.
     folder: PathBuf,
 }
@@ -40,10 +42,20 @@ fn set_up() -> Option<Bench> {
     }
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake_cuda");
     std::fs::create_dir_all(&folder).expect("a folder for the stand-ins");
-    compile(&source("tests/fake_cuda/libcuda.c"), &folder.join("libcuda.so.1"), &[]);
+    compile("CC", "cc", &source("tests/fake_cuda/libcuda.c"), &folder.join("libcuda.so.1"), &[]);
     let headers = ["nvidia/cu13/include", "triton/backends/nvidia/include"];
-    let headers: Vec<String> = headers.iter().map(|path| format!("-I{packages}/{path}")).collect();
-    compile(&source("tests/fake_cuda/cudart.c"), &folder.join("libfakecudart.so"), &headers);
+    let mut headers: Vec<String> = headers.iter().map(|path| format!("-I{packages}/{path}")).collect();
+    compile("CC", "cc", &source("tests/fake_cuda/cudart.c"), &folder.join("libfakecudart.so"), &headers);
+    headers.extend([format!("-isystem{packages}/torch/include"), "-std=c++20".into()]);
+    headers.extend([format!("-L{packages}/torch/lib"), "-Wl,--no-as-needed".into()]);
+    headers.extend(["-lc10".into(), "-lc10_cuda".into()]);
+    compile(
+        "CXX",
+        "c++",
+        &source("tests/fake_cuda/checkpoint.cpp"),
+        &folder.join("libcheckpoint.so"),
+        &headers,
+    );
     // `cargo test --test cuda_torch` does not build examples by itself.
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["build", "--quiet", "--example", "torch_service"]).current_dir(env!("CARGO_MANIFEST_DIR"));
@@ -54,18 +66,20 @@ fn set_up() -> Option<Bench> {
     // target/<profile>/deps/<this test>
     let exe = std::env::current_exe().expect("this binary");
     let profile = exe.ancestors().nth(2).expect("the profile's folder");
-    Some(Bench { python, service: profile.join("examples/libtorch_service.so"), folder })
+    let service = profile.join("examples/libtorch_service.so");
+    Some(Bench { python, service, heap: profile.join("deps/libstrandline.so"), folder })
 }
 
-fn compile(source: &Path, to: &Path, flags: &[String]) {
-    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
+/// The compiler is what the variable names, or the usual one.
+fn compile(variable: &str, usual: &str, source: &Path, to: &Path, flags: &[String]) {
+    let compiler = std::env::var(variable).unwrap_or_else(|_| usual.into());
     let output = Command::new(compiler)
         .args(["-Wall", "-Wextra", "-O1", "-shared", "-fPIC", "-o"])
         .arg(to)
         .args(flags)
         .arg(source)
         .output()
-        .expect("a C compiler");
+        .expect("a compiler");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
@@ -80,6 +94,7 @@ fn case(name: &str, settings: &[(&str, &str)], preload: bool) {
         .env("LD_LIBRARY_PATH", &bench.folder)
         .env("FAKE_CUDA_VERBOSE", "1")
         .env("STRANDLINE_TEST_SERVICE", &bench.service)
+        .env("STRANDLINE_TEST_CHECKPOINT", bench.folder.join("libcheckpoint.so"))
         .env("STRANDLINE_TEST_PYTHON_SIDE", source("python/strandline/_torch_cuda.py"))
         .envs(settings.iter().copied())
         .output()
@@ -87,6 +102,25 @@ fn case(name: &str, settings: &[(&str, &str)], preload: bool) {
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success() && out.contains(&format!("passed {name}")), "{name}:\n{out}\n{err}");
     assert!(!err.contains("misuse"), "{name}:\n{err}");
+}
+
+/// The heap itself behind torch's functions, in a case that needs no kernel.
+#[test]
+fn pools_of_the_heap_are_put_back() {
+    let Some(bench) = bench() else { return };
+    let output = Command::new(&bench.python)
+        .arg(source("tests/cuda_gpu.py"))
+        .args(["--case", "checkpoint_blocks"])
+        .arg(&bench.heap)
+        .current_dir(&bench.folder)
+        .env("LD_PRELOAD", bench.folder.join("libfakecudart.so"))
+        .env("LD_LIBRARY_PATH", &bench.folder)
+        .env("FAKE_CUDA_VERBOSE", "1")
+        .output()
+        .expect("Python starts");
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && out.contains("PASS: "), "{out}\n{err}");
+    assert!(!err.contains("misuse"), "{err}");
 }
 
 macro_rules! cases {
@@ -110,6 +144,8 @@ cases! {
     streams [], false;
     pools [], false;
     checkpoints [], false;
+    checkpoints_in_cpp [], false;
+    plain_graphs [], false;
     profiler [], false;
     peers [("FAKE_CUDA_DEVICES", "2")], false;
     no_peers [("FAKE_CUDA_DEVICES", "2"), ("FAKE_CUDA_NO_PEERS", "1")], false;

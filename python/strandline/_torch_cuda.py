@@ -64,7 +64,7 @@ def install(library):
     _patch_settings(torch, result)
     _patch_sharing(torch, result)
     _note_methods(result)
-    if not _GRAPH_TREES <= set(result.replaced):
+    if not _GRAPH_TREES.issubset(result.replaced):
         _after_import("torch._inductor.config", _without_cudagraph_trees)
     _installed = result
     return result

@@ -321,7 +321,7 @@ impl<D: Driver> Books<D> {
 mod tests {
     use super::*;
     use crate::driver::host::BooksDriver;
-    use crate::heap::Config;
+    use crate::heap::{Config, PoolId};
 
     const MIB: u64 = 1 << 20;
 
@@ -359,6 +359,39 @@ mod tests {
         let calls = served.lock().heap.stats().work.memory_calls();
         steps(&served, 4 * TRIM_EVERY..8 * TRIM_EVERY, 1000 * MIB);
         assert_eq!(served.lock().heap.stats().work.memory_calls(), calls, "nothing went or came");
+    }
+
+    #[test]
+    fn a_pool_that_is_put_back_has_no_survivors() {
+        let (served, clock, id) = (served(), Clock::new(), PoolId(0, 1));
+        served.lock().heap.begin_pool(id, Box::new(|_| true)).expect("a pool");
+        let malloc = |size, stack| served.malloc(size, Stream(0), StackId(stack), &clock).expect("memory");
+        let (stays, comes_back) = (malloc(1000, 1), malloc(MIB, 2));
+        let checkpoint = served.lock().heap.checkpoint(id).expect("a pool");
+        for _ in 0..20 {
+            let ended = clock.end_step(1);
+            served.lock().accounts.boundary(ended, 0, &Sample::default());
+        }
+        served.free(comes_back, &clock).expect("a live block");
+        malloc(3 * MIB, 3);
+        for _ in 0..10 {
+            let restored = served.restore(&checkpoint, &clock).expect("a pool that is held");
+            assert_eq!(restored.allocated.len(), 2);
+            let books = served.lock();
+            books.accounts.check();
+            books.heap.check().expect("a sound heap");
+            assert_eq!((books.accounts.live_blocks(), books.accounts.live_bytes()), (2, 1000 + MIB));
+            let site =
+                |stack| &books.accounts.sites()[books.accounts.site_of(stack).expect("a site") as usize];
+            assert_eq!([1, 2, 3].map(|stack| site(stack).born_blocks), [1, 2, 1], "each move counts once");
+            for stack in [1, 2] {
+                let born: Vec<(u32, u32)> = site(stack).cohorts.iter().map(|c| (c.first, c.last)).collect();
+                assert_eq!(born, [(0, 0)], "they are of the step that they were born in");
+            }
+        }
+        served.free(stays, &clock).expect("a live block");
+        served.free(comes_back, &clock).expect("a live block");
+        assert_eq!(served.lock().accounts.live_blocks(), 0);
     }
 
     #[test]

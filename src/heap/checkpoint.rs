@@ -124,7 +124,10 @@ impl<D: Driver> Heap<D> {
             Some(0) => Err(HeapError::Pool { id, why: "is everybody's" }),
             Some(pool) if !self.pools.open(pool) => Ok(pool),
             Some(_) => Err(HeapError::Pool { id, why: "is held by nobody any more" }),
-            None => Err(HeapError::Pool { id, why: "is not known: nothing was recorded to it" }),
+            None => Err(HeapError::Pool {
+                id,
+                why: "is not known: nothing was recorded to it, or nothing is left of it",
+            }),
         }
     }
 

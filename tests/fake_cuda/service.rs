@@ -215,6 +215,11 @@ impl Service for EachItsOwn {
         }
         let mut restored = Restored::default();
         let mut state = self.0.lock();
+        let is_there =
+            |at| state.blocks.contains_key(at) || state.resting.iter().any(|(other, _)| other == at);
+        if !kept.iter().all(|(at, _)| is_there(at)) {
+            return Err(Refusal::Failed("the pool was let go".into()));
+        }
         let pool = kept[0].1.pool;
         let live = state.blocks.iter().filter(|(_, b)| b.device == device && b.pool == pool);
         let live: Kept = live.map(|(&at, block)| (at, block.clone())).collect();

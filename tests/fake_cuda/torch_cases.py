@@ -378,6 +378,31 @@ def case_checkpoints():
     raises(RuntimeError, "not of device 1", lambda: put(1, state, [], []))
 
 
+def case_checkpoints_in_cpp():
+    """What torch's headers make of a state and of the difference, in C++ that was compiled with them."""
+    install()
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        tensors = [empty(1000) for _ in range(5)]
+    checks = ctypes.CDLL(os.environ["STRANDLINE_TEST_CHECKPOINT"])
+    checks.check_checkpoint.restype = ctypes.c_char_p
+    checks.check_checkpoint.argtypes = [
+        ctypes.c_ulonglong,
+        ctypes.c_ulonglong,
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+    ]
+    blocks = (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
+    for _ in range(20):
+        wrong = checks.check_checkpoint(*pool.id, blocks, len(tensors))
+        assert wrong is None, wrong
+    assert log().count("state dropped") == 20
+    assert all(torch._C._has_Standard_Deleter(tensor.untyped_storage()._cdata) for tensor in tensors)
+    assert torch.cuda.memory_stats()["allocation.all.current"] == len(tensors)
+    del tensors
+    assert torch.cuda.memory_allocated() == 0
+
+
 def case_profiler():
     install()
     from torch.profiler import ProfilerActivity, profile
@@ -493,6 +518,17 @@ def case_settings():
     import torch._inductor.config as config
 
     assert config.triton.cudagraph_trees is True
+
+
+def case_plain_graphs():
+    """Where a method that graph trees need is not known, plain graphs are used."""
+    library.strandline_test_install()
+    side = python_side()
+    side._GRAPH_TREES = side._GRAPH_TREES | {"aMethodOfTheFuture"}
+    side.install(library)
+    import torch._inductor.config as config
+
+    assert config.triton.cudagraph_trees is False
 
 
 def case_children():
