@@ -55,6 +55,22 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
+/// What happens where most requests go to one pool, which is put back now and then.
+fn pool_op() -> impl Strategy<Value = Op> {
+    let small = prop_oneof![6 => 0..600u64, 6 => 0..66_000u64, 2 => sizes()];
+    prop_oneof![
+        24 => (small, 0..STREAMS).prop_map(|(size, stream)| Op::Malloc { size, stream }),
+        12 => any::<usize>().prop_map(|index| Op::Free { index }),
+        1 => (any::<usize>(), 0..STREAMS).prop_map(|(index, stream)| Op::Record { index, stream }),
+        1 => (0..STREAMS).prop_map(|stream| Op::Submit { stream }),
+        1 => (0..STREAMS, 1..5u64).prop_map(|(stream, count)| Op::Complete { stream, count }),
+        1 => Just(Op::Trim),
+        1 => Just(Op::RecordToPool),
+        2 => Just(Op::Checkpoint),
+        2 => any::<usize>().prop_map(|index| Op::Restore { index }),
+    ]
+}
+
 /// A block of the model.
 #[derive(Clone, Debug)]
 struct Live {
@@ -360,6 +376,14 @@ proptest! {
     fn keeps_them_with_host_sizes_and_no_slack(ops in proptest::collection::vec(op(), 1..250)) {
         let config = Config { slack: 0, slack_before_wait: 0, ..Config::host() };
         let mut model = Model::new(500 << 20, true, config);
+        ops.iter().for_each(|op| model.step(op));
+        model.finish();
+    }
+
+    #[test]
+    fn puts_pools_back(ops in proptest::collection::vec(pool_op(), 1..400), virtual_memory in any::<bool>()) {
+        let mut model = Model::new(700 << 20, virtual_memory, Config::lean());
+        model.step(&Op::RecordToPool);
         ops.iter().for_each(|op| model.step(op));
         model.finish();
     }
