@@ -33,6 +33,8 @@ pub struct Config {
     /// By how much the first two may widen while pages are mapped more often than the requests served have
     /// paid for.
     pub slack_hurried: u32,
+    /// By how much they may widen further while so much is mapped that it goes on from step to step.
+    pub slack_thrashing: u32,
     /// The same, when the idle pages could be taken only by making the host wait for a stream.
     pub slack_before_wait: u32,
     /// Thousandths of the device that are left to others in this process (kernels, NCCL, cuBLAS) while idle
@@ -42,8 +44,6 @@ pub struct Config {
     pub largest_handle: u64,
     /// A piece is at most this part of what is held: pieces move as a whole, and each costs calls.
     pub pieces: u64,
-    /// Whether new memory comes in pieces of that size even where a request needs less: the next will.
-    pub ahead: bool,
     /// Bytes of addresses that one region of large segments spans; none for four times the device.
     pub region: Option<u64>,
 }
@@ -84,9 +84,10 @@ impl Config {
             slack: 50,
             slack_moving: 50,
             slack_kept: 50,
+            slack_hurried: 10,
+            slack_thrashing: 50,
             slack_before_wait: 1000,
             pieces: 128,
-            ahead: true,
             ..Self::lean()
         }
     }
@@ -109,12 +110,12 @@ impl Config {
             slack_moving: 22,
             slack_kept: 28,
             slack_hurried: 5,
+            slack_thrashing: 0,
             // A wait stalls the GPU's queue: one in each step of a 20 ms loop cost a quarter of its speed.
             slack_before_wait: 50,
             spared: 8,
             largest_handle: 32 << 20,
             pieces: 512,
-            ahead: false,
             region: None,
         }
     }

@@ -56,6 +56,9 @@ const MOVES_IN_ADVANCE: u64 = 256;
 const REQUESTS_PER_MOVE: u64 = 64;
 /// Unpaid ones after which physical memory may grow by another thousandth of the peak.
 const MOVES_PER_THOUSANDTH: u64 = 16;
+/// The same for a job that never settles: its steps differ, or where its memory lay is still in use when it is
+/// wanted again, because the host is far ahead of the device.
+const MOVES_OF_A_THRASH: u64 = 128;
 
 /// Bytes of the device that are left to others at most, while idle memory is at hand.
 const SPARED_MOST: u64 = 1 << 30;
@@ -98,8 +101,10 @@ impl<D: Driver> Heap<D> {
         let config = &self.config;
         // New memory costs once, moving it again and again: what nothing has paid for buys some room.
         let paid_for = MOVES_IN_ADVANCE + self.clock / REQUESTS_PER_MOVE;
-        let bought = self.stats.work.stitched.saturating_sub(paid_for) / MOVES_PER_THOUSANDTH;
-        let bought = bought.min(u64::from(config.slack_hurried)) as u32;
+        let unpaid = self.stats.work.stitched.saturating_sub(paid_for);
+        let share = |moves: u64, most: u32| (unpaid / moves).min(u64::from(most)) as u32;
+        let bought = share(MOVES_PER_THOUSANDTH, config.slack_hurried)
+            + share(MOVES_OF_A_THRASH, config.slack_thrashing);
         let slack = if self.is_retracing() { config.slack_moving } else { config.slack } + bought;
         let (mut quiet, wait) = (above(slack), above(config.slack_before_wait.max(slack)));
         if kind_of(arena) == KEPT {
@@ -143,9 +148,6 @@ impl<D: Driver> Heap<D> {
         let capturing = self.capturing();
         let after = self.space.physical + want;
         if capturing || after <= allowance.quiet {
-            let ahead = room.min(self.step());
-            let ample = self.config.ahead && !capturing && self.space.physical + ahead <= allowance.quiet;
-            let want = if ample { want.max(ahead) } else { want };
             let created = if self.is_scarce(want) { Err(Shortage::Memory) } else { self.create(want) };
             match created {
                 Err(Shortage::Memory) => {}

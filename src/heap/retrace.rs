@@ -16,10 +16,14 @@ use super::{Address, Driver, Heap, HeapError, Tag, lane_of};
 
 /// So many places where a request lay before are tried.
 const PLACES: usize = 4;
+/// In so many earlier requests they are looked for.
+const LOOKS: usize = 4 * PLACES;
 /// Looks at pages that a heap has to spend when it begins to retrace, and that each request earns it: in a job
 /// that never repeats itself, and how many more in one that always does. A look takes a nanosecond or two.
 pub(super) const PATIENCE: i64 = 1 << 22;
 const EARNED: [i64; 2] = [1 << 6, 1 << 13];
+/// What each move earns: it takes as long as some tens of thousands of looks, and a better search saves moves.
+pub(super) const EARNED_BY_MOVE: i64 = 1 << 14;
 /// The share of strays is counted in this unit, over about so many requests.
 const WHOLE: u64 = 1 << 20;
 const RECENT: u64 = 1 << 8;
@@ -83,21 +87,13 @@ impl<D: Driver> Heap<D> {
         // Where nothing repeats itself, searching finds nothing that lasts.
         let earned = EARNED[0] + ((EARNED[1] * self.steadiness() as i64) >> 10);
         self.patience = (self.patience + earned).min(PATIENCE);
-        let mut places = [0; PLACES];
-        let (mut count, mut stays) = (0, false);
-        if let Some(trail) = &mut self.lanes[lane].trail {
+        let stays = self.lanes[lane].trail.as_mut().is_some_and(|trail| {
             trail.expect(site, size);
-            for at in trail.earlier().take(4 * PLACES) {
-                if count < PLACES && !places[..count].contains(&at) {
-                    places[count] = at;
-                    count += 1;
-                }
-            }
-            stays = trail.stays();
-        }
+            trail.stays()
+        });
         let id = match if stays { self.place_for_long(lane, size) } else { None } {
             Some(id) => Some(id),
-            None => self.place_again(lane, kind, size, &places[..count]),
+            None => self.place_again(lane, kind, size),
         };
         let id = match id.or_else(|| self.fitting(lane, kind, size)) {
             Some(id) => {
@@ -127,8 +123,8 @@ impl<D: Driver> Heap<D> {
     }
 
     /// A place that the request had before or, if it is huge, the one that disturbs others least.
-    fn place_again(&mut self, lane: usize, kind: usize, size: u64, places: &[Address]) -> Option<Id> {
-        let place = places.iter().find_map(|&at| self.take_place(lane, kind, at, size));
+    fn place_again(&mut self, lane: usize, kind: usize, size: u64) -> Option<Id> {
+        let (place, last) = self.earlier_place(lane, kind, size);
         self.strays -= self.strays / RECENT;
         if place.is_some() {
             self.stats.work.retraced += 1;
@@ -140,7 +136,7 @@ impl<D: Driver> Heap<D> {
         }
         // A place that has to be mended again and again is given up for a new one.
         let paid = self.lanes[lane].trail.as_ref().map_or(0, |trail| trail.paid());
-        let own = Own { at: places.first().copied().unwrap_or(0), paid };
+        let own = Own { at: last, paid };
         let replaced = self.stats.work.unmaps;
         let window = self.grow_somewhere(arena_number(lane, kind), size, own).ok()?;
         let replaced = self.stats.work.unmaps - replaced;
@@ -148,6 +144,33 @@ impl<D: Driver> Heap<D> {
             trail.pay(if replaced > 0 { paid + replaced * REPLACE } else { 0 });
         }
         self.cut_out(window.segment, window.from).filter(|&id| self.blocks[id].size >= size)
+    }
+
+    /// A place that the latest request had before, if one can be had; and the one that it had last, or 0.
+    fn earlier_place(&mut self, lane: usize, kind: usize, size: u64) -> (Option<Id>, Address) {
+        let mut tried = [0; PLACES];
+        let mut count = 0;
+        let Some(mut number) = self.lanes[lane].trail.as_ref().map(|trail| trail.latest()) else {
+            return (None, 0);
+        };
+        // The log is large and the last place will mostly do: no more of it is read than that takes.
+        for _ in 0..LOOKS {
+            let trail = self.lanes[lane].trail.as_ref();
+            let Some((earlier, at)) = trail.and_then(|trail| trail.before(number)) else { break };
+            number = earlier;
+            if at == 0 || tried[..count].contains(&at) {
+                continue;
+            }
+            if let Some(id) = self.take_place(lane, kind, at, size) {
+                return (Some(id), at);
+            }
+            tried[count] = at;
+            count += 1;
+            if count == PLACES {
+                break;
+            }
+        }
+        (None, tried[0])
     }
 
     /// The free range at a place, with memory everywhere and nothing before it; none if it is not free, or

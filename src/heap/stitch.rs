@@ -11,6 +11,7 @@ use std::cmp::Reverse;
 
 use super::block::{Id, NONE, State};
 use super::grow::Shortage;
+use super::retrace::{EARNED_BY_MOVE, PATIENCE};
 use super::segment::{Found, HandleId, PAGE, Piece, Shadow};
 use super::window::Window;
 use super::{Address, Driver, DriverError, Heap, kind_of, lane_of};
@@ -162,6 +163,7 @@ impl<D: Driver> Heap<D> {
             self.put_new(segment, at, handle, size)?;
         }
         self.stats.work.stitched += 1;
+        self.patience = (self.patience + EARNED_BY_MOVE).min(PATIENCE);
         self.stats.work.stitched_bytes += size;
         let lane = lane_of(self.space.segments[segment as usize].arena);
         self.retrace_if_due(lane);

@@ -28,10 +28,17 @@ struct Step {
     at: Address,
     /// How many requests ago the same request came the time before; 0 where that is not known.
     back: u32,
-    /// How many requests there had been when it was freed; 0 while it is not.
-    died: usize,
+    /// How many requests came until it was freed, and one; 0 while it is not.
+    lived: u32,
     /// What was paid to mend its place since it got a new one, in microseconds.
     paid: u32,
+}
+
+impl Step {
+    /// How many requests there had been when it, request `number`, was freed; 0 while it is not.
+    fn died(&self, number: usize) -> usize {
+        if self.lived == 0 { 0 } else { number + self.lived as usize }
+    }
 }
 
 /// The log of a lane's requests.
@@ -74,20 +81,33 @@ impl Trail {
         found.is_some()
     }
 
+    /// The latest request.
+    pub(super) fn latest(&self) -> usize {
+        self.count - 1
+    }
+
+    /// The request that `number` repeats, and where it lay; 0 if nowhere in this lane.
+    pub(super) fn before(&self, number: usize) -> Option<(usize, Address)> {
+        let back = self.log[number % LOG].back as usize;
+        let earlier = number - back;
+        (back != 0 && self.knows(earlier)).then(|| (earlier, self.log[earlier % LOG].at))
+    }
+
     /// Where the latest request lay the last time, the time before, and so on.
-    pub(super) fn earlier(&self) -> impl Iterator<Item = Address> + '_ {
-        let mut number = self.count - 1;
+    #[cfg(test)]
+    fn earlier(&self) -> impl Iterator<Item = Address> + '_ {
+        let mut number = self.latest();
         std::iter::from_fn(move || {
-            let back = self.log[number % LOG].back as usize;
-            number -= back;
-            if back == 0 || !self.knows(number) { None } else { Some(self.log[number % LOG].at) }
+            let (earlier, at) = self.before(number)?;
+            number = earlier;
+            Some(at)
         })
         .filter(|&at| at != 0)
     }
 
     fn recognise(&mut self, site: u32, size: u64) -> Option<usize> {
         self.sited |= site != 0;
-        self.log[self.count % LOG] = Step { site, size, at: 0, back: 0, died: 0, paid: 0 };
+        self.log[self.count % LOG] = Step { site, size, at: 0, back: 0, lived: 0, paid: 0 };
         self.count += 1;
         let found = self.find(site, size);
         match found {
@@ -161,7 +181,7 @@ impl Trail {
     pub(super) fn freed(&mut self, number: u32) {
         let age = (self.count as u32).wrapping_sub(number).wrapping_add(1) as usize;
         if (1..LOG).contains(&age) {
-            self.log[(self.count - age) % LOG].died = self.count;
+            self.log[(self.count - age) % LOG].lived = age as u32;
         }
     }
 
@@ -177,11 +197,11 @@ impl Trail {
             if back == 0 || !self.knows(number) { None } else { Some((number, back)) }
         })
         .flat_map(move |(forerunner, period)| {
-            let died = self.log[forerunner % LOG].died;
+            let died = self.log[forerunner % LOG].died(forerunner);
             let until = if died == 0 { forerunner + period } else { died }.min(self.count.saturating_sub(1));
             (forerunner.saturating_sub(period)..until).filter_map(move |number| {
                 let step = self.log[number % LOG];
-                let there = step.died > forerunner && number != forerunner && step.at != 0;
+                let there = step.died(number) > forerunner && number != forerunner && step.at != 0;
                 (there && self.knows(number)).then_some((step.at, step.size))
             })
         })
@@ -197,7 +217,7 @@ impl Trail {
                 return false;
             }
         }
-        self.log[number % LOG].died == 0
+        self.log[number % LOG].lived == 0
     }
 
     fn context(&self) -> u64 {

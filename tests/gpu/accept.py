@@ -115,7 +115,8 @@ finally:
     with open(os.environ["ACCEPT_OUT"], "w") as f:
         json.dump({"rate": rate, "reserved": stats.get("reserved_bytes.all.peak", 0),
                    "requested": stats.get("requested_bytes.all.peak", 0),
-                   "active": stats.get("active_bytes.all.peak", 0), "steps": [*steps, end]}, f)
+                   "active": stats.get("active_bytes.all.peak", 0), "steps": [*steps, end],
+                   "own": {k[len("strandline."):]: v for k, v in stats.items() if k.startswith("strandline.")}}, f)
     turn.close()
 """
 
