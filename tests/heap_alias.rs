@@ -439,3 +439,54 @@ fn what_is_written_at_one_address_is_not_written_over_at_another() {
     let work = heap.stats().work;
     assert!(work.stitched > 100 && work.called_back > 10, "{work:?}");
 }
+
+/// The larger requests of one training step of a recorded job, in MiB: `+` is handed out, `-` given back, `z` is
+/// the batch of the step before, and what is called `_` stays for ever.
+const LEAKY_STEP: &str = "+b:48 +c:48 +d:96 +e:758 +f:480 -e -c +g:96 +_:6 -z -g +i:96 +j:48 +k:96 +l:48 +m:758 -m \
+                          -k +n:48 -j +o:16 +p:758 -p -l -n -i -b -d -f +q:48 +z:98 +s:53 -s -q -o";
+
+/// Memory calls in the last third of 120 such steps, per step, when the device is `lag` requests behind the host.
+fn late_calls(config: Config, lag: usize) -> u64 {
+    let driver = BooksDriver::with_memory(100 << 30);
+    let mut heap = Heap::new(driver.clone(), config).expect("a heap");
+    let mut live = std::collections::HashMap::new();
+    let mut calls = Vec::new();
+    let mut behind = 0;
+    for step in 0..120 {
+        for (place, token) in LEAKY_STEP.split(' ').enumerate() {
+            let (name, size) = token[1..].split_once(':').unwrap_or((&token[1..], ""));
+            if token.starts_with('-') {
+                if let Some(at) = live.remove(name) {
+                    heap.free(at).expect("a live block");
+                }
+                continue;
+            }
+            driver.submit(Stream(0));
+            behind += 1;
+            if behind > lag {
+                driver.complete(Stream(0), 1);
+                behind -= 1;
+            }
+            let size = size.parse::<u64>().expect("a size") * MIB + place as u64 * 512;
+            let at = heap.malloc(size, Stream(0), Tag::default()).expect("memory");
+            if name != "_" {
+                live.insert(name, at);
+            }
+        }
+        calls.push(heap.stats().work.memory_calls());
+        if step % 40 == 39 {
+            heap.check().expect("a sound heap");
+        }
+    }
+    (calls[119] - calls[79]) / 40
+}
+
+#[test]
+fn what_is_mapped_again_in_every_step_buys_room() {
+    // With no slack to begin with, where best fit alone is not enough.
+    let config = || Config { slack: 0, slack_moving: 0, slack_kept: 0, ..Config::speed() };
+    let late = [0, 4, 12, 60].map(|lag| late_calls(config(), lag));
+    assert!(late.iter().all(|&calls| calls <= 4), "memory calls per step: {late:?}");
+    let poor = Config { slack_hurried: 5, slack_thrashing: 0, ..config() };
+    assert!(late_calls(poor, 0) > 4, "the pattern needs room");
+}
