@@ -33,16 +33,13 @@ void state_dispose(State *self) {
     strandline_internal_drop_checkpoint(self->object.checkpoint);
     self->object.checkpoint = nullptr;
 }
-void state_destroy(State *self) { free(self); }
-void *state_deleter(State *, const void *) { return nullptr; }
-void state_nothing(State *) {}
 
 void *const control_functions[] = {
-    reinterpret_cast<void *>(state_nothing),  // complete destructor
-    reinterpret_cast<void *>(state_destroy),  // deleting destructor
+    reinterpret_cast<void *>(control_nothing),  // complete destructor
+    reinterpret_cast<void *>(control_destroy),  // deleting destructor
     reinterpret_cast<void *>(state_dispose),  // _M_dispose
-    reinterpret_cast<void *>(state_destroy),  // _M_destroy
-    reinterpret_cast<void *>(state_deleter),  // _M_get_deleter
+    reinterpret_cast<void *>(control_destroy),  // _M_destroy
+    reinterpret_cast<void *>(control_deleter),  // _M_get_deleter
 };
 
 // The object is never deleted by itself: the control block has the memory.

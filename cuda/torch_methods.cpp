@@ -33,9 +33,6 @@ struct Control {
 };
 
 void control_dispose(Control *self) { strandline_internal_close_shared(self->object); }
-void control_destroy(Control *self) { free(self); }
-void *control_deleter(Control *, const void *) { return nullptr; }
-void control_nothing(Control *) {}
 
 void *const control_functions[] = {
     reinterpret_cast<void *>(control_nothing),  // complete destructor

@@ -11,6 +11,10 @@ namespace strandline {
 // Operations of a std::function's manager (libstdc++'s _Manager_operation).
 enum { CLONE = 2, DESTROY = 3 };
 
+void control_destroy(void *self) { free(self); }
+void *control_deleter(void *, const void *) { return nullptr; }
+void control_nothing(void *) {}
+
 bool clone_function(Function *to, const Function *from) {
     if (!from || !from->manager) return false;
     from->manager(to, from, CLONE);

@@ -144,6 +144,11 @@ STRANDLINE_HIDDEN void *operator_new(size_t size);
 // The virtual functions of a std::type_info of a class without bases; null where there is no libstdc++.
 STRANDLINE_HIDDEN void **type_info_functions();
 
+// Functions of a std::shared_ptr's control block that need not know what it holds; it has memory of malloc().
+STRANDLINE_HIDDEN void control_destroy(void *self);
+STRANDLINE_HIDDEN void *control_deleter(void *self, const void *type);
+STRANDLINE_HIDDEN void control_nothing(void *self);
+
 // Copies a std::function; false if it is empty.
 STRANDLINE_HIDDEN bool clone_function(Function *to, const Function *from);
 

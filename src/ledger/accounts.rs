@@ -104,15 +104,28 @@ impl Accounts {
             self.dirty.push(site);
         }
         self.serial += 1;
+        self.young[self.step as usize % YOUNG] += requested;
+        self.handed_out(phase, requested);
+    }
+
+    /// The device has handed out a block more.
+    #[inline(always)]
+    fn handed_out(&mut self, phase: Phase, requested: u64) {
         self.live_blocks += 1;
         self.live_bytes += requested;
         self.blocks_born += 1;
         if self.live_bytes > self.peak {
             (self.peak, self.peak_phase) = (self.live_bytes, phase);
         }
-        self.young[self.step as usize % YOUNG] += requested;
         self.phase_live[phase.number()] += requested;
         self.phase_born[phase.number()] += requested;
+    }
+
+    /// The live bytes that were born in a step, as long as they are counted.
+    #[inline(always)]
+    fn young_of(&mut self, step: u32) -> Option<&mut u64> {
+        let counted = self.step - step.min(self.step) < YOUNG as u32 - 1;
+        counted.then(|| &mut self.young[step as usize % YOUNG])
     }
 
     /// The block that carried `tag` had been taken back, and was handed out again as it was: it is as old as it
@@ -121,24 +134,17 @@ impl Accounts {
         if now.step > self.step {
             self.turn(now.step);
         }
-        let (site, phase) = (tag.site(), tag.phase());
+        let site = tag.site();
         let Some(entry) = self.sites.get_mut(site as usize) else { return };
         entry.revived(tag.step(), requested);
         if !entry.dirty {
             entry.dirty = true;
             self.dirty.push(site);
         }
-        self.live_blocks += 1;
-        self.live_bytes += requested;
-        self.blocks_born += 1;
-        if self.live_bytes > self.peak {
-            (self.peak, self.peak_phase) = (self.live_bytes, phase);
+        if let Some(young) = self.young_of(tag.step()) {
+            *young += requested;
         }
-        if self.step - tag.step().min(self.step) < YOUNG as u32 - 1 {
-            self.young[tag.step() as usize % YOUNG] += requested;
-        }
-        self.phase_live[phase.number()] += requested;
-        self.phase_born[phase.number()] += requested;
+        self.handed_out(tag.phase(), requested);
     }
 
     /// The block that carried `tag` was taken back.
@@ -156,8 +162,7 @@ impl Accounts {
         }
         self.live_blocks = self.live_blocks.saturating_sub(1);
         self.live_bytes = self.live_bytes.saturating_sub(requested);
-        if self.step - tag.step().min(self.step) < YOUNG as u32 - 1 {
-            let young = &mut self.young[tag.step() as usize % YOUNG];
+        if let Some(young) = self.young_of(tag.step()) {
             *young = young.saturating_sub(requested);
         }
         self.blocks_freed += 1;

@@ -119,20 +119,22 @@ impl Site {
     #[inline]
     pub(super) fn born(&mut self, step: u32, size: u64, phase: Phase) {
         self.phase = phase;
-        self.live_blocks += 1;
-        self.live_bytes += size;
-        self.born_blocks += 1;
-        self.born_bytes += size;
+        self.handed_out(size);
         self.cohorts.add(step, size);
     }
 
     /// A block that was born in `step` and had died is there again.
     pub(super) fn revived(&mut self, step: u32, size: u64) {
+        self.handed_out(size);
+        self.cohorts.add_again(step, size);
+    }
+
+    #[inline(always)]
+    fn handed_out(&mut self, size: u64) {
         self.live_blocks += 1;
         self.live_bytes += size;
         self.born_blocks += 1;
         self.born_bytes += size;
-        self.cohorts.add_again(step, size);
     }
 
     #[inline]
