@@ -445,7 +445,7 @@ fn what_is_written_at_one_address_is_not_written_over_at_another() {
 const LEAKY_STEP: &str = "+b:48 +c:48 +d:96 +e:758 +f:480 -e -c +g:96 +_:6 -z -g +i:96 +j:48 +k:96 +l:48 +m:758 -m \
                           -k +n:48 -j +o:16 +p:758 -p -l -n -i -b -d -f +q:48 +z:98 +s:53 -s -q -o";
 
-/// Memory calls in the last third of 120 such steps, per step, when the device is `lag` requests behind the host.
+/// Memory calls in the last 40 of 120 such steps, when the device is `lag` requests behind the host.
 fn late_calls(config: Config, lag: usize) -> u64 {
     let driver = BooksDriver::with_memory(100 << 30);
     let mut heap = Heap::new(driver.clone(), config).expect("a heap");
@@ -478,7 +478,7 @@ fn late_calls(config: Config, lag: usize) -> u64 {
             heap.check().expect("a sound heap");
         }
     }
-    (calls[119] - calls[79]) / 40
+    calls[119] - calls[79]
 }
 
 #[test]
@@ -486,7 +486,15 @@ fn what_is_mapped_again_in_every_step_buys_room() {
     // With no slack to begin with, where best fit alone is not enough.
     let config = || Config { slack: 0, slack_moving: 0, slack_kept: 0, ..Config::speed() };
     let late = [0, 4, 12, 60].map(|lag| late_calls(config(), lag));
-    assert!(late.iter().all(|&calls| calls <= 4), "memory calls per step: {late:?}");
+    assert!(late.iter().all(|&calls| calls < 5 * 40), "memory calls of 40 steps: {late:?}");
     let poor = Config { slack_hurried: 5, slack_thrashing: 0, ..config() };
-    assert!(late_calls(poor, 0) > 4, "the pattern needs room");
+    assert!(late_calls(poor, 0) >= 5 * 40, "the pattern needs room");
+}
+
+#[test]
+fn what_stays_is_made_for_several_steps_at_once() {
+    // A block stays in every step: new memory for it is asked for in one of two or three, and none is taken from where
+    // other requests will want it, to be mapped there again.
+    let late = [0, 4, 12, 60].map(|lag| late_calls(Config::speed(), lag));
+    assert!(late.iter().all(|&calls| calls <= 40), "memory calls of 40 steps: {late:?}");
 }

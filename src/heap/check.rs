@@ -64,7 +64,7 @@ impl<D: Driver> Heap<D> {
                     let found = self.space.shadow_at(shadow.segment, at);
                     let right = found.is_some_and(|(other, _, found)| (other, found.at) == (id, shadow.at));
                     ensure!(right, "the shadow of handle {id} at {at:#x} is {found:?}");
-                    let clock = self.space.shadow_page(shadow.segment, at).map(|(_, clock)| clock);
+                    let clock = self.space.stretch(shadow.segment, at, at + PAGE).0.map(|(_, clock)| clock);
                     ensure!(clock == Some(shadow.clock), "the shadow's clock at {at:#x} is {clock:?}");
                     if self.space.segments[shadow.segment as usize].in_use {
                         let block = self.holder(shadow.segment, at).map(|block| self.blocks[block].state);

@@ -30,6 +30,9 @@ pub struct Config {
     pub slack_moving: u32,
     /// The same for blocks that are expected to stay: the peak rises with them.
     pub slack_kept: u32,
+    /// Thousandths of the peak by which memory for such blocks may be made before it is needed: a job that keeps
+    /// something in every step then asks the driver in one of several.
+    pub ahead: u32,
     /// By how much the first two may widen while pages are mapped more often than the requests served have
     /// paid for.
     pub slack_hurried: u32,
@@ -84,6 +87,7 @@ impl Config {
             slack: 50,
             slack_moving: 50,
             slack_kept: 50,
+            ahead: 6,
             slack_hurried: 10,
             slack_thrashing: 50,
             slack_before_wait: 1000,
@@ -109,6 +113,7 @@ impl Config {
             slack: 15,
             slack_moving: 22,
             slack_kept: 28,
+            ahead: 0,
             slack_hurried: 5,
             slack_thrashing: 0,
             // A wait stalls the GPU's queue: one in each step of a 20 ms loop cost a quarter of its speed.

@@ -11,10 +11,11 @@
 
 use super::arena::{KEPT, RUNS, part_for};
 use super::block::State;
+use super::chain::Window;
 use super::segment::{PAGE, Piece};
 use super::stats::SMALL;
 use super::stitch::Idle;
-use super::window::{Own, Window};
+use super::window::Own;
 use super::{Address, AddressSpace, Driver, DriverError, Handle, Heap, kind_of, lane_of, part_of};
 
 /// Why an arena could not grow.
@@ -42,6 +43,8 @@ struct Allowance {
     quiet: u64,
     /// Before the host waits for pages to become quiet.
     wait: u64,
+    /// What a piece that is made may exceed the need by.
+    ahead: u64,
 }
 
 /// Addresses of one segment for small requests; bytes.
@@ -85,12 +88,14 @@ impl<D: Driver> Heap<D> {
         self.begin_survey();
         self.find_wanted(lane_of(arena));
         let mut idle = self.find_idle(Some(lane_of(arena)));
-        let window = match self.best_window(arena, size, own) {
+        let allowance = self.allowance(arena, size);
+        let fresh = self.space.physical + size.next_multiple_of(PAGE) <= allowance.quiet;
+        let window = match self.best_window(arena, size, own, fresh) {
             Some(window) => window,
             None => self.new_segment(arena, size)?,
         };
         self.call_back(&window)?;
-        self.fill(&window, size, &mut idle)?;
+        self.fill(&window, allowance, &mut idle)?;
         Ok(window)
     }
 
@@ -107,17 +112,17 @@ impl<D: Driver> Heap<D> {
             + share(MOVES_OF_A_THRASH, config.slack_thrashing);
         let slack = if self.is_retracing() { config.slack_moving } else { config.slack } + bought;
         let (mut quiet, wait) = (above(slack), above(config.slack_before_wait.max(slack)));
+        let mut ahead = 0;
         if kind_of(arena) == KEPT {
             // What stays raises the peak of the step that has begun.
             quiet = quiet.max(above(config.slack_kept).min(quiet + size.next_multiple_of(PAGE)));
+            ahead = peak / 1000 * u64::from(config.ahead) / PAGE * PAGE;
         }
-        Allowance { quiet, wait }
+        Allowance { quiet, wait, ahead }
     }
 
     /// Puts memory into every empty page of the window.
-    fn fill(&mut self, window: &Window, size: u64, idle: &mut Idle) -> Result<(), Shortage> {
-        let arena = self.space.segments[window.segment as usize].arena;
-        let allowance = self.allowance(arena, size);
+    fn fill(&mut self, window: &Window, allowance: Allowance, idle: &mut Idle) -> Result<(), Shortage> {
         let (mut at, to) = window.pages();
         while at < to {
             if self.space.is_mapped(window.segment, at) {
@@ -148,7 +153,10 @@ impl<D: Driver> Heap<D> {
         let capturing = self.capturing();
         let after = self.space.physical + want;
         if capturing || after <= allowance.quiet {
-            let created = if self.is_scarce(want) { Err(Shortage::Memory) } else { self.create(want) };
+            // What stays does not move: it comes in large pieces, and the next such block will want the rest.
+            let ahead = allowance.ahead;
+            let size = if ahead > 0 { room.min(want + ahead) } else { want.min(self.step()) };
+            let created = if self.is_scarce(size) { Err(Shortage::Memory) } else { self.create(size) };
             match created {
                 Err(Shortage::Memory) => {}
                 Ok((handle, size)) => return self.put_new(window.segment, at, handle, size),
@@ -166,7 +174,7 @@ impl<D: Driver> Heap<D> {
             self.begin_survey();
             *idle = Idle { waited: true, ..self.find_idle(Some(lane)) };
         }
-        let (handle, size) = self.create(want)?;
+        let (handle, size) = self.create(want.min(self.step()))?;
         self.put_new(window.segment, at, handle, size)
     }
 
@@ -222,9 +230,8 @@ impl<D: Driver> Heap<D> {
         Some(info.free.saturating_sub(least))
     }
 
-    /// Makes a piece of physical memory of at most `want` bytes.
-    fn create(&mut self, want: u64) -> Result<(Handle, u64), Shortage> {
-        let mut size = want.min(self.step());
+    /// Makes a piece of physical memory of at most `size` bytes.
+    fn create(&mut self, mut size: u64) -> Result<(Handle, u64), Shortage> {
         let left = self.left_to_others();
         let room = self.beyond(left);
         loop {

@@ -20,6 +20,7 @@
 mod address_space;
 mod arena;
 mod block;
+mod chain;
 mod check;
 mod checkpoint;
 mod config;
@@ -97,6 +98,9 @@ pub struct Heap<D: Driver> {
     search: u64,
     /// Looks at pages that searches may still spend.
     patience: i64,
+    /// Storage of the search for a window.
+    spans: Vec<chain::Span>,
+    chain: chain::Chain,
     /// The share of the latest large requests that did not get a place they had before, in 2^-20.
     strays: u64,
     blocks: Blocks,
@@ -151,6 +155,8 @@ impl<D: Driver> Heap<D> {
             search: 0,
             strays: 0,
             patience: retrace::PATIENCE,
+            spans: Vec::new(),
+            chain: chain::Chain::default(),
             blocks: Blocks::new(),
             slabs: Slabs::new(),
             lanes: Vec::new(),

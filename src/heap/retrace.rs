@@ -9,9 +9,10 @@
 
 use super::arena::{HUGE, HUGE_FROM, KEPT, arena_number};
 use super::block::{Id, NONE, State};
+use super::chain::Window;
 use super::segment::PAGE;
 use super::trail::Trail;
-use super::window::{Own, REPLACE, Window};
+use super::window::{Own, REPLACE};
 use super::{Address, Driver, Heap, HeapError, Tag, lane_of};
 
 /// So many places where a request lay before are tried.

@@ -54,6 +54,8 @@ pub(super) struct Segment {
     clocks: Vec<u64>,
     /// For every mapped page, how many pages of its handle lie before it.
     parts: Vec<u8>,
+    /// The same of those behind it.
+    rest: Vec<u8>,
     /// Bytes up to the highest page that was ever mapped.
     used: u64,
 }
@@ -214,6 +216,7 @@ impl Space {
             pages: vec![0; size.div_ceil(PAGE) as usize],
             clocks: vec![0; size.div_ceil(PAGE) as usize],
             parts: vec![0; size.div_ceil(PAGE) as usize],
+            rest: vec![0; size.div_ceil(PAGE) as usize],
             used: 0,
         };
         let reuse = self.segments.iter().position(|segment| !segment.in_use && segment.size == 0);
@@ -235,7 +238,8 @@ impl Space {
     pub(super) fn forget_plain(&mut self, index: u16) {
         let segment = &mut self.segments[index as usize];
         (segment.in_use, segment.size, segment.mapped) = (false, 0, 0);
-        (segment.pages, segment.clocks, segment.parts) = (Vec::new(), Vec::new(), Vec::new());
+        (segment.pages, segment.clocks) = (Vec::new(), Vec::new());
+        (segment.parts, segment.rest) = (Vec::new(), Vec::new());
         let region = &mut self.regions[segment.region as usize];
         (region.size, region.base, region.used) = (0, 0, 0);
         region.table = Vec::new();
@@ -348,13 +352,25 @@ impl Space {
         segment.base + segment.used
     }
 
-    /// What is known about a page without memory: the handle whose shadow it is and the shadow's clock.
+    /// The handle that is mapped at an address, present or not, and the clock of its shadow there; and the end
+    /// of the pages of which that is true, `to` at most where nothing is mapped.
     #[inline]
-    pub(super) fn shadow_page(&self, segment: u16, at: Address) -> Option<(HandleId, u64)> {
+    pub(super) fn stretch(
+        &self,
+        segment: u16,
+        at: Address,
+        to: Address,
+    ) -> (Option<(HandleId, u64)>, Address) {
         let segment = &self.segments[segment as usize];
         let page = segment.page(at);
-        let id = segment.pages[page];
-        (id != 0).then(|| (id - 1, segment.clocks[page]))
+        let Some(&id) = segment.pages.get(page) else { return (None, to) };
+        if id != 0 {
+            let until = at + (1 + u64::from(segment.rest[page])) * PAGE;
+            return (Some((id - 1, segment.clocks[page])), until.min(to));
+        }
+        let rest = segment.pages[page + 1..].iter().take(((to - at) / PAGE) as usize - 1);
+        let empty = 1 + rest.take_while(|&&id| id == 0).count() as u64;
+        (None, at + empty * PAGE)
     }
 
     pub(super) fn piece(&self, id: HandleId) -> Option<Piece> {
@@ -375,16 +391,13 @@ impl Space {
 
     /// Notes that requests to come will want the handles that are mapped in a range.
     pub(super) fn note_wanted(&mut self, segment: u16, from: Address, to: Address, survey: u64) {
-        let mut at = from / PAGE * PAGE;
+        let (mut at, to) = (from / PAGE * PAGE, to.next_multiple_of(PAGE));
         while at < to {
-            let entry = &self.segments[segment as usize];
-            let Some(&id) = entry.pages.get(entry.page(at)) else { return };
-            if id != 0
-                && let Some(held) = &mut self.handles[id as usize - 1]
-            {
+            let (mapped, until) = self.stretch(segment, at, to);
+            if let Some(held) = mapped.and_then(|(id, _)| self.handles[id as usize].as_mut()) {
                 held.wanted = survey;
             }
-            at += PAGE;
+            at = until;
         }
     }
 
@@ -429,8 +442,9 @@ impl Space {
         let segment = &mut self.segments[segment as usize];
         let (first, count) = (segment.page(at), (size / PAGE) as usize);
         segment.pages[first..first + count].fill(value);
-        for (part, entry) in segment.parts[first..first + count].iter_mut().enumerate() {
-            *entry = part as u8;
+        for part in 0..count {
+            segment.parts[first + part] = part as u8;
+            segment.rest[first + part] = (count - 1 - part) as u8;
         }
         segment.used = segment.used.max(at + size - segment.base);
     }

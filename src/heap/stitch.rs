@@ -10,10 +10,10 @@
 use std::cmp::Reverse;
 
 use super::block::{Id, NONE, State};
+use super::chain::Window;
 use super::grow::Shortage;
 use super::retrace::{EARNED_BY_MOVE, PATIENCE};
 use super::segment::{Found, HandleId, PAGE, Piece, Shadow};
-use super::window::Window;
 use super::{Address, Driver, DriverError, Heap, kind_of, lane_of};
 
 /// The handles that a survey found idle, each with the clock at the last free there.
@@ -37,10 +37,15 @@ impl<D: Driver> Heap<D> {
     /// Notes which handles are in the places of the latest request's rivals.
     pub(super) fn find_wanted(&mut self, lane: usize) {
         let Some(trail) = self.lanes[lane].trail.take() else { return };
+        // Most lie where the one before lies.
+        let mut segment = None;
         for (at, size) in trail.rivals().filter(|&(_, size)| size >= PAGE) {
-            let mut segments = self.lanes[lane].arenas.iter().flat_map(|arena| &arena.segments);
-            let holds = |&&index: &&u16| self.space.segments[index as usize].contains(at);
-            if let Some(&segment) = segments.find(holds) {
+            let holds = |&index: &u16| self.space.segments[index as usize].contains(at);
+            segment = segment.filter(holds).or_else(|| {
+                let mut segments = self.lanes[lane].arenas.iter().flat_map(|arena| &arena.segments);
+                segments.find(|&index| holds(index)).copied()
+            });
+            if let Some(segment) = segment {
                 self.space.note_wanted(segment, at, at + size, self.survey);
             }
         }

@@ -8,30 +8,21 @@
 //!
 //! It chooses and moves nothing. Invariant: what is unmapped for a window is quiet.
 
+use super::arena::KEPT;
 use super::block::{Id, NONE, State};
+use super::chain::{Chain, Place, Span, Sum, Window};
 use super::segment::PAGE;
 use super::{Address, Driver, Heap, kind_of, lane_of};
 
-/// Where a request will lie.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Window {
-    pub segment: u16,
-    pub from: Address,
-    pub to: Address,
-}
-
-impl Window {
-    /// The pages that the window touches.
-    pub(super) fn pages(&self) -> (Address, Address) {
-        (self.from / PAGE * PAGE, self.to.next_multiple_of(PAGE))
-    }
-}
-
 /// Chains are looked for among this many ranges of an arena.
 const CANDIDATES: usize = 512;
-/// Pages that one search looks at, at least and at most.
+/// What one search may look at, at least and at most; a look takes a nanosecond or two.
 const LEAST_LOOKS: i64 = 1 << 11;
 const MOST_LOOKS: i64 = 1 << 17;
+/// Looks that a range of a chain counts for, a run of its pages, and the handles of a window.
+const LOOKS_OF_A_BLOCK: i64 = 4;
+const LOOKS_OF_A_RUN: i64 = 8;
+const LOOKS_OF_A_WINDOW: i64 = 16;
 
 /// What it costs to map a handle, and to unmap another before: microseconds on an H200.
 const MAP: u64 = 37;
@@ -45,20 +36,6 @@ const WANTED: [u64; 2] = [5, 30];
 /// A place is mended until that has cost so many times what a new one would.
 const MENDED: u64 = 3;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Page {
-    Present {
-        wanted: bool,
-    },
-    Shadow {
-        wanted: bool,
-    },
-    Empty,
-    Stale,
-    /// Stale, but work may still be using the address.
-    Barred,
-}
-
 /// Where the same request lay before, or 0, and what was paid so far to mend that place.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Own {
@@ -66,11 +43,14 @@ pub(super) struct Own {
     pub paid: u64,
 }
 
-/// What pages cost.
+/// What pages cost on top.
 #[derive(Clone, Copy)]
 struct Prices {
     wanted: u64,
     robbed: u64,
+    /// A shadow whose handle would be taken from the others for good, while new memory may be made: as much as
+    /// mapping that.
+    taken: u64,
 }
 
 /// One search for a window.
@@ -85,49 +65,58 @@ struct Search {
     looks: i64,
 }
 
-/// The pages of a chain, as sums.
-struct Chain {
-    segment: u16,
-    from: Address,
-    to: Address,
-    /// Before every page: the cost so far, how many are barred, and how many stale.
-    sums: Vec<(u64, u64, u64)>,
-}
-
 impl<D: Driver> Heap<D> {
     /// The window of the arena that costs least; of equals the one in the smallest chain. `own` tells where
-    /// the same request lay before.
-    pub(super) fn best_window(&mut self, arena: u16, size: u64, own: Own) -> Option<Window> {
+    /// the same request lay before; what is fresh may be made anew.
+    pub(super) fn best_window(&mut self, arena: u16, size: u64, own: Own, fresh: bool) -> Option<Window> {
         let steady = self.steadiness();
         let price = |[least, more]: [u64; 2]| least + ((more * steady) >> 10);
         let mut search = Search {
             size,
-            own: (own.at / PAGE * PAGE, own.at + size),
+            own: (own.at / PAGE * PAGE, (own.at + size).next_multiple_of(PAGE)),
             paid: own.paid,
-            prices: Prices { wanted: price(WANTED), robbed: price(ROBBED) },
+            prices: Prices {
+                wanted: price(WANTED),
+                robbed: price(ROBBED),
+                taken: if fresh && kind_of(arena) == KEPT { MAP } else { 0 },
+            },
             best: None,
             looks: 0,
         };
-        let lists = &self.lanes[lane_of(arena)].arenas[kind_of(arena)];
-        // The chains at the ends of segments have room for anything.
-        let is_last = |&&id: &&Id| self.blocks[id].next == NONE;
-        let mut ids: Vec<Id> = lists.unmapped.iter().filter(is_last).copied().collect();
-        ids.extend(lists.unmapped.iter().rev().take(CANDIDATES));
-        if self.lanes[lane_of(arena)].trail.is_some() {
-            // What is free already may still be the wrong place.
-            ids.extend(lists.bins.at_least(&self.blocks, size).take(CANDIDATES));
-        }
+        let (mut spans, mut chain) = (std::mem::take(&mut self.spans), std::mem::take(&mut self.chain));
+        search.looks = self.find_spans(arena, size, &mut spans);
+        // What costs nothing in a small chain spares the larger ones.
+        spans.sort_by_key(Span::room);
         let most = self.patience.clamp(LEAST_LOOKS, MOST_LOOKS);
-        for id in ids {
-            if let Some(chain) = self.chain_around(id, &search) {
-                self.search_chain(&chain, &mut search);
-            }
-            if search.looks > most {
+        for span in spans.drain(..) {
+            if search.best.is_some_and(|(least, small, _)| least == 0 && span.room() >= small) {
                 break;
             }
+            if search.looks <= most || span.last || search.best.is_none() {
+                self.fill_chain(&mut chain, &span, &mut search);
+                self.search_chain(&chain, &mut search);
+            }
         }
+        (self.spans, self.chain) = (spans, chain);
         self.patience = (self.patience - search.looks).max(-MOST_LOOKS);
         search.best.map(|(.., window)| window)
+    }
+
+    /// Finds the chains of an arena that have room for a request; what that counts for.
+    fn find_spans(&self, arena: u16, size: u64, spans: &mut Vec<Span>) -> i64 {
+        let lists = &self.lanes[lane_of(arena)].arenas[kind_of(arena)];
+        let mut looks = 0;
+        let mut add = |id| spans.extend(self.span_around(id, size, &mut looks));
+        let is_last = |&&id: &&Id| self.blocks[id].next == NONE;
+        // The chains at the ends of segments have room for anything.
+        lists.unmapped.iter().filter(is_last).copied().for_each(&mut add);
+        let others = lists.unmapped.iter().rev().filter(|id| !is_last(id));
+        others.take(CANDIDATES).copied().for_each(&mut add);
+        if self.lanes[lane_of(arena)].trail.is_some() {
+            // What is free already may still be the wrong place.
+            lists.bins.at_least(&self.blocks, size).take(CANDIDATES).for_each(&mut add);
+        }
+        looks
     }
 
     fn is(&self, id: Id, state: State) -> bool {
@@ -139,8 +128,8 @@ impl<D: Driver> Heap<D> {
     }
 
     /// The chain that a range belongs to; none unless the range is its first one without memory (or it has
-    /// none), so that every chain is looked at once.
-    fn chain_around(&self, id: Id, search: &Search) -> Option<Chain> {
+    /// none), so that every chain is looked at once, or if it has too little room.
+    fn span_around(&self, id: Id, size: u64, looks: &mut i64) -> Option<Span> {
         let block = &self.blocks[id];
         if block.state == State::Free
             && (self.is(block.prev, State::Unmapped) || self.is(block.next, State::Unmapped))
@@ -150,84 +139,107 @@ impl<D: Driver> Heap<D> {
         let mut first = id;
         while self.is_open(self.blocks[first].prev) {
             first = self.blocks[first].prev;
+            *looks += LOOKS_OF_A_BLOCK;
             if self.blocks[first].state == State::Unmapped {
                 return None;
             }
         }
         let (segment, from) = (self.blocks[first].segment, self.blocks[first].addr);
         // Behind the last mapping everything is empty: as much as the request takes is enough.
-        let enough = search.size.next_multiple_of(PAGE) + PAGE;
+        let enough = size.next_multiple_of(PAGE) + PAGE;
         let highest = self.space.highest(segment);
-        let mut chain = Chain { segment, from, to: from, sums: vec![(0, 0, 0)] };
-        let (mut page, mut at) = (from / PAGE * PAGE, first);
+        let (mut at, mut to, mut last) = (first, from, false);
         while self.is_open(at) {
             let block = &self.blocks[at];
-            let unmapped = block.state == State::Unmapped;
-            let end = block.end();
-            chain.to = if unmapped { end.min(highest.max(block.addr) + enough) } else { end };
-            while page < chain.to {
-                let (cost, barred, stale) = chain.sums[chain.sums.len() - 1];
-                let kind = self.page_kind(segment, page, unmapped);
-                let more = match kind {
-                    Page::Present { wanted: true } | Page::Shadow { wanted: true } => search.prices.wanted,
-                    Page::Present { .. } | Page::Shadow { .. } | Page::Barred => 0,
-                    Page::Empty => MAP,
-                    Page::Stale if (search.own.0..search.own.1).contains(&page) => REPLACE,
-                    Page::Stale => REPLACE + search.prices.robbed,
-                };
-                let (barred, stale) =
-                    (barred + u64::from(kind == Page::Barred), stale + u64::from(kind == Page::Stale));
-                chain.sums.push((cost + more, barred, stale));
-                page += PAGE;
-            }
-            if chain.to < end {
+            *looks += LOOKS_OF_A_BLOCK;
+            to = block.end();
+            let empty = highest.max(block.addr) + enough;
+            if block.state == State::Unmapped && to > empty {
+                (to, last) = (empty, true);
                 break;
             }
             at = block.next;
         }
-        Some(chain)
+        last |= at == NONE;
+        (to - from >= size).then_some(Span { segment, first, from, to, last })
     }
 
+    /// Finds out what the pages of a chain cost.
+    fn fill_chain(&self, chain: &mut Chain, span: &Span, search: &mut Search) {
+        chain.begin(span);
+        let (mut page, mut at) = (span.from / PAGE * PAGE, span.first);
+        while page < span.to {
+            let block = &self.blocks[at];
+            let to = block.end().min(span.to).next_multiple_of(PAGE);
+            while page < to {
+                let unmapped = block.state == State::Unmapped;
+                let (each, until) = self.pages_at((span.segment, page), to, unmapped, search);
+                page = until;
+                chain.extend(page, each);
+            }
+            at = block.next;
+        }
+        search.looks += LOOKS_OF_A_RUN * chain.runs() as i64;
+    }
+
+    /// What the pages at an address of a segment cost, which are of one kind up to the address returned.
+    fn pages_at(
+        &self,
+        (segment, at): (u16, Address),
+        to: Address,
+        unmapped: bool,
+        search: &Search,
+    ) -> (Sum, Address) {
+        let Prices { wanted, robbed, taken } = search.prices;
+        let costs = |cost| Sum { cost, ..Sum::default() };
+        let (mapped, until) = self.space.stretch(segment, at, to);
+        let Some((id, clock)) = mapped else { return (costs(MAP), until) };
+        if !unmapped || self.space.is_idle(id, self.survey) {
+            let wanted = if self.space.is_wanted(id, self.survey) { wanted } else { 0 };
+            return (costs(wanted + if unmapped { taken } else { 0 }), until);
+        }
+        if !self.is_quiet_since(clock) {
+            return (Sum { barred: 1, ..Sum::default() }, until);
+        }
+        let (own, end) = search.own;
+        let (cost, until) = match at {
+            at if at < own => (REPLACE + robbed, until.min(own)),
+            at if at < end => (REPLACE, until.min(end)),
+            _ => (REPLACE + robbed, until),
+        };
+        (Sum { cost, stale: 1, ..Sum::default() }, until)
+    }
+
+    /// Finds the best window of a chain. Costs change evenly from one page to the next but at a few: what lies
+    /// between two of them is looked at only if one of them is good enough.
     fn search_chain(&mut self, chain: &Chain, search: &mut Search) {
-        let start = chain.from / PAGE * PAGE;
-        let count = chain.sums.len() as u64 - 1;
-        let room = chain.to - chain.from;
-        search.looks += 2 * count as i64;
-        for page in 0..count {
-            let from = (start + page * PAGE).max(chain.from);
-            let Some(to) = from.checked_add(search.size).filter(|&to| to <= chain.to) else { return };
-            let last = (to - start).div_ceil(PAGE);
-            let (before, after) = (chain.sums[page as usize], chain.sums[last as usize]);
-            let mended = if after.2 > before.2 { search.paid / MENDED } else { 0 };
-            let cost = after.0 - before.0 + mended;
-            let better =
-                |cost: u64| search.best.is_none_or(|(least, small, _)| (cost, room) < (least, small));
-            if after.1 > before.1 || !better(cost) {
-                continue;
+        let room = chain.room();
+        let Some(last) = chain.last_place(search.size) else { return };
+        let better = |cost: u64, search: &Search| {
+            search.best.is_none_or(|(least, small, _)| (cost, room) < (least, small))
+        };
+        let (mut place, mut page) = (Place::default(), 0);
+        loop {
+            let (window, sum) = place.window(chain, page, search.size);
+            let cost = sum.cost + if sum.stale > 0 { search.paid / MENDED } else { 0 };
+            if sum.barred == 0 && better(cost, search) {
+                search.looks += LOOKS_OF_A_WINDOW;
+                let doubled = self.doubled(&window);
+                if let Some(cost) = doubled.map(|more| cost + more).filter(|&cost| better(cost, search)) {
+                    search.best = Some((cost, room, window));
+                }
             }
-            let window = Window { segment: chain.segment, from, to };
-            let doubled = self.doubled(&window);
-            if let Some(cost) = doubled.map(|more| cost + more).filter(|&cost| better(cost)) {
-                search.best = Some((cost, room, window));
+            if page >= last {
+                return;
             }
-            search.looks += (last - page) as i64;
-        }
-    }
-
-    fn page_kind(&self, segment: u16, at: Address, unmapped: bool) -> Page {
-        if !unmapped {
-            let wanted = |id| self.space.is_wanted(id, self.survey);
-            return Page::Present {
-                wanted: self.space.piece_at(segment, at).is_some_and(|(id, _)| wanted(id)),
-            };
-        }
-        match self.space.shadow_page(segment, at) {
-            None => Page::Empty,
-            Some((id, _)) if self.space.is_idle(id, self.survey) => {
-                Page::Shadow { wanted: self.space.is_wanted(id, self.survey) }
+            let (turn, mut there) = (place.turns(chain, page, search.size).min(last), place);
+            let (_, ahead) = there.window(chain, turn, search.size);
+            if better(sum.cost.min(ahead.cost), search) {
+                page += 1;
+                search.looks += 1;
+            } else {
+                (page, place) = (turn, there);
             }
-            Some((_, clock)) if self.is_quiet_since(clock) => Page::Stale,
-            Some(_) => Page::Barred,
         }
     }
 
@@ -236,15 +248,20 @@ impl<D: Driver> Heap<D> {
     pub(super) fn doubled(&mut self, window: &Window) -> Option<u64> {
         self.search += 1;
         let (from, to) = window.pages();
-        for at in (from..to).step_by(PAGE as usize) {
-            if let Some((id, _)) = self.space.piece_at(window.segment, at) {
+        let mut at = from;
+        while at < to {
+            let (mapped, until) = self.space.stretch(window.segment, at, to);
+            if let Some((id, _)) = mapped
+                && self.space.piece_at(window.segment, at).is_some()
+            {
                 self.space.count_in(id, self.search);
             }
+            at = until;
         }
         let (mut at, mut more) = (from, 0);
         while at < to {
             let Some((id, piece, shadow)) = self.space.shadow_at(window.segment, at) else {
-                at += PAGE;
+                at = self.space.stretch(window.segment, at, to).1;
                 continue;
             };
             if self.space.is_idle(id, self.survey) && !self.space.count_in(id, self.search) {
