@@ -445,14 +445,14 @@ fn what_is_written_at_one_address_is_not_written_over_at_another() {
 const LEAKY_STEP: &str = "+b:48 +c:48 +d:96 +e:758 +f:480 -e -c +g:96 +_:6 -z -g +i:96 +j:48 +k:96 +l:48 +m:758 -m \
                           -k +n:48 -j +o:16 +p:758 -p -l -n -i -b -d -f +q:48 +z:98 +s:53 -s -q -o";
 
-/// Memory calls in the last 40 of 120 such steps, when the device is `lag` requests behind the host.
+/// Memory calls in the last 40 of 200 such steps, when the device is `lag` requests behind the host.
 fn late_calls(config: Config, lag: usize) -> u64 {
     let driver = BooksDriver::with_memory(100 << 30);
     let mut heap = Heap::new(driver.clone(), config).expect("a heap");
     let mut live = std::collections::HashMap::new();
     let mut calls = Vec::new();
     let mut behind = 0;
-    for step in 0..120 {
+    for step in 0..200 {
         for (place, token) in LEAKY_STEP.split(' ').enumerate() {
             let (name, size) = token[1..].split_once(':').unwrap_or((&token[1..], ""));
             if token.starts_with('-') {
@@ -478,7 +478,7 @@ fn late_calls(config: Config, lag: usize) -> u64 {
             heap.check().expect("a sound heap");
         }
     }
-    calls[119] - calls[79]
+    calls[199] - calls[159]
 }
 
 #[test]
@@ -487,7 +487,7 @@ fn what_is_mapped_again_in_every_step_buys_room() {
     let config = || Config { slack: 0, slack_moving: 0, slack_kept: 0, ..Config::speed() };
     let late = [0, 4, 12, 60].map(|lag| late_calls(config(), lag));
     assert!(late.iter().all(|&calls| calls < 5 * 40), "memory calls of 40 steps: {late:?}");
-    let poor = Config { slack_hurried: 5, slack_thrashing: 0, ..config() };
+    let poor = Config { slack_hurried: 5, slack_unsettled: 0, ..config() };
     assert!(late_calls(poor, 0) >= 5 * 40, "the pattern needs room");
 }
 

@@ -74,6 +74,10 @@ impl Block {
         self.addr + self.size
     }
 
+    pub(super) fn holds(&self, at: Address) -> bool {
+        at.wrapping_sub(self.addr) < self.size
+    }
+
     /// Hands the block out; where it lies.
     #[inline(always)]
     pub(super) fn fill(&mut self, requested: u64, tag: Tag) -> (Address, u16) {

@@ -210,6 +210,8 @@ impl<D: Driver> Heap<D> {
             listed.sort_unstable();
             let unmapped: Vec<u32> = self.blocks.iter().filter_map(of_state(State::Unmapped)).collect();
             ensure!(listed == unmapped, "unmapped of arena {number}: {listed:?}, not {unmapped:?}");
+            let by_address = arena.unmapped_at.iter().all(|(&at, &id)| self.blocks[id].addr == at);
+            ensure!(by_address && arena.unmapped_at.len() == listed.len(), "unmapped by address: {number}");
             for (place, &id) in arena.unmapped.iter().enumerate() {
                 ensure!(self.blocks[id].a as usize == place, "block {id} does not know its place");
             }

@@ -36,8 +36,9 @@ pub struct Config {
     /// By how much the first two may widen while pages are mapped more often than the requests served have
     /// paid for.
     pub slack_hurried: u32,
-    /// By how much they may widen further while so much is mapped that it goes on from step to step.
-    pub slack_thrashing: u32,
+    /// By how much they may widen further while pages go on being mapped though requests are given the places that
+    /// they had before.
+    pub slack_unsettled: u32,
     /// The same, when the idle pages could be taken only by making the host wait for a stream.
     pub slack_before_wait: u32,
     /// Thousandths of the device that are left to others in this process (kernels, NCCL, cuBLAS) while idle
@@ -89,7 +90,7 @@ impl Config {
             slack_kept: 50,
             ahead: 6,
             slack_hurried: 10,
-            slack_thrashing: 50,
+            slack_unsettled: 50,
             slack_before_wait: 1000,
             pieces: 128,
             ..Self::lean()
@@ -115,7 +116,7 @@ impl Config {
             slack_kept: 28,
             ahead: 0,
             slack_hurried: 5,
-            slack_thrashing: 0,
+            slack_unsettled: 0,
             // A wait stalls the GPU's queue: one in each step of a 20 ms loop cost a quarter of its speed.
             slack_before_wait: 50,
             spared: 8,

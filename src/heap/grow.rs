@@ -59,9 +59,10 @@ const MOVES_IN_ADVANCE: u64 = 256;
 const REQUESTS_PER_MOVE: u64 = 64;
 /// Unpaid ones after which physical memory may grow by another thousandth of the peak.
 const MOVES_PER_THOUSANDTH: u64 = 16;
-/// The same for a job that never settles: its steps differ, or where its memory lay is still in use when it is
-/// wanted again, because the host is far ahead of the device.
-const MOVES_OF_A_THRASH: u64 = 128;
+/// So many per piece it takes until requests that are given the places that they had before have settled there. A
+/// job whose steps differ never settles, nor one whose places are still in use when they are wanted again,
+/// because the host is far ahead of the device.
+pub(super) const MOVES_TO_SETTLE: u64 = 2;
 
 /// Bytes of the device that are left to others at most, while idle memory is at hand.
 const SPARED_MOST: u64 = 1 << 30;
@@ -106,10 +107,12 @@ impl<D: Driver> Heap<D> {
         let config = &self.config;
         // New memory costs once, moving it again and again: what nothing has paid for buys some room.
         let paid_for = MOVES_IN_ADVANCE + self.clock / REQUESTS_PER_MOVE;
-        let unpaid = self.stats.work.stitched.saturating_sub(paid_for);
-        let share = |moves: u64, most: u32| (unpaid / moves).min(u64::from(most)) as u32;
-        let bought = share(MOVES_PER_THOUSANDTH, config.slack_hurried)
-            + share(MOVES_OF_A_THRASH, config.slack_thrashing);
+        let work = &self.stats.work;
+        let unpaid = work.stitched.saturating_sub(paid_for);
+        let to_settle = self.moves_to_settle.saturating_add(self.clock / REQUESTS_PER_MOVE);
+        let unsettled = work.stitched.saturating_sub(to_settle);
+        let share = |moves: u64, most: u32| (moves / MOVES_PER_THOUSANDTH).min(u64::from(most)) as u32;
+        let bought = share(unpaid, config.slack_hurried) + share(unsettled, config.slack_unsettled);
         let slack = if self.is_retracing() { config.slack_moving } else { config.slack } + bought;
         let (mut quiet, wait) = (above(slack), above(config.slack_before_wait.max(slack)));
         let mut ahead = 0;

@@ -50,7 +50,8 @@ mod atomic {
     pub(super) use std::sync::atomic::{AtomicU64, Ordering};
 }
 
-use hashbrown::HashMap;
+use foldhash::fast::FixedState;
+use hashbrown::{HashMap, HashSet};
 
 pub use crate::driver::{Address, Stream};
 use crate::driver::{Driver, DriverError, Event, Handle};
@@ -99,6 +100,7 @@ pub struct Heap<D: Driver> {
     /// Looks at pages that searches may still spend.
     patience: i64,
     /// Storage of the search for a window.
+    places: HashSet<(Address, u64), FixedState>,
     spans: Vec<chain::Span>,
     chain: chain::Chain,
     /// The share of the latest large requests that did not get a place they had before, in 2^-20.
@@ -106,7 +108,7 @@ pub struct Heap<D: Driver> {
     blocks: Blocks,
     slabs: Slabs,
     lanes: Vec<Lane>,
-    lane_of: HashMap<(u32, Stream), u16, foldhash::fast::FixedState>,
+    lane_of: HashMap<(u32, Stream), u16, FixedState>,
     /// The stream that asked last and its lane in everybody's pool; none while a pool is being recorded to.
     last: Option<(Stream, u16)>,
     space: Space,
@@ -125,6 +127,8 @@ pub struct Heap<D: Driver> {
     huge_from: u64,
     /// Before so many bytes were moved, no lane gets a trail again.
     retrace_from: u64,
+    /// So many mappings of idle memory are made until requests have settled in the places that they had before.
+    moves_to_settle: u64,
 }
 
 impl<D: Driver> Heap<D> {
@@ -155,6 +159,7 @@ impl<D: Driver> Heap<D> {
             search: 0,
             strays: 0,
             patience: retrace::PATIENCE,
+            places: HashSet::default(),
             spans: Vec::new(),
             chain: chain::Chain::default(),
             blocks: Blocks::new(),
@@ -173,6 +178,7 @@ impl<D: Driver> Heap<D> {
             seen: None,
             huge_from: u64::MAX,
             retrace_from: 0,
+            moves_to_settle: u64::MAX,
         })
     }
 

@@ -10,7 +10,7 @@
 use super::arena::{HUGE, HUGE_FROM, KEPT, arena_number};
 use super::block::{Id, NONE, State};
 use super::chain::Window;
-use super::segment::PAGE;
+use super::grow::MOVES_TO_SETTLE;
 use super::trail::Trail;
 use super::window::{Own, REPLACE};
 use super::{Address, Driver, Heap, HeapError, Tag, lane_of};
@@ -58,6 +58,9 @@ impl<D: Driver> Heap<D> {
             && work.stitched_bytes >= self.space.physical + self.retrace_from
             && self.lanes[lane].pool == 0
         {
+            if !self.is_retracing() {
+                self.moves_to_settle = work.stitched + MOVES_TO_SETTLE * work.creates;
+            }
             self.huge_from = HUGE_FROM;
             self.lanes[lane].trail.get_or_insert_with(|| Box::new(Trail::new()));
         }
@@ -72,6 +75,7 @@ impl<D: Driver> Heap<D> {
         self.lanes[lane].trail = None;
         if self.lanes.iter().all(|lane| lane.trail.is_none()) {
             self.huge_from = u64::MAX;
+            self.moves_to_settle = u64::MAX;
             self.strays = 0;
             self.retrace_from = self.stats.work.stitched_bytes.saturating_mul(4);
         }
@@ -224,14 +228,19 @@ impl<D: Driver> Heap<D> {
     fn can_call_back(&mut self, lane: usize, window: &Window) -> bool {
         self.begin_survey();
         let (mut at, to) = window.pages();
+        let mut last = NONE;
         while at < to {
             if self.space.piece_at(window.segment, at).is_some() {
-                at += PAGE;
+                at = self.space.stretch(window.segment, at, to).1;
                 continue;
             }
             let Some((id, piece, shadow)) = self.space.shadow_at(window.segment, at) else { return false };
-            let Some(block) = self.holder(piece.segment, piece.at) else { return false };
-            let block = &self.blocks[block];
+            // Mostly the same range as the one before.
+            if last == NONE || !self.blocks[last].holds(piece.at) {
+                let Some(block) = self.holder(piece.segment, piece.at) else { return false };
+                last = block;
+            }
+            let block = &self.blocks[last];
             let owner = lane_of(block.arena);
             let idle = block.state == State::Free && block.end() >= piece.at + piece.size;
             let own = owner == lane && self.aliases;

@@ -20,6 +20,9 @@ pub(super) const PAGE: u64 = 2 << 20;
 /// of 1 MiB for large ones.
 const GRANULE_SHIFT: [u32; 2] = [15, 20];
 
+/// So many granules are near.
+const NEAR: u64 = 256;
+
 /// An index into [`Space::handles`], plus one in the tables of pages; 0 means no memory.
 pub(super) type HandleId = u32;
 
@@ -264,13 +267,20 @@ impl Space {
         region.table.get_mut(granule)
     }
 
+    /// The address some granules before another.
+    pub(super) fn near(&self, segment: u16, at: Address) -> Address {
+        let shift = self.regions[self.segments[segment as usize].region as usize].shift;
+        at.saturating_sub(NEAR << shift)
+    }
+
     /// What starts in the segment in the address's granule or, failing that, in the nearest before it;
-    /// with `strictly` only before it.
-    pub(super) fn find_before(&self, segment: u16, at: Address, strictly: bool) -> Found {
+    /// with `strictly` only before it, and not before the granule of `from`.
+    pub(super) fn find_before(&self, segment: u16, at: Address, strictly: bool, from: Address) -> Found {
         let segment = &self.segments[segment as usize];
         let region = &self.regions[segment.region as usize];
         let index = |at: Address| ((at - region.base) >> region.shift) as usize;
-        let entries = &region.table[index(segment.base)..index(at) + usize::from(!strictly)];
+        let end = index(at) + usize::from(!strictly);
+        let entries = &region.table[index(from.max(segment.base)).min(end)..end];
         // Most of a sparse table is empty: whole lines of it are skipped.
         let mut end = entries.len();
         while end >= 32 && entries[end - 32..end].iter().fold(0, |any, &entry| any | entry) == 0 {
@@ -459,9 +469,9 @@ impl Space {
     }
 
     /// Writes down that a handle is now present elsewhere, where it is mapped (as a shadow or just now), and
-    /// has a shadow where it was.
-    pub(super) fn shift(&mut self, id: HandleId, segment: u16, at: Address, clock: u64) {
-        let Some(held) = &mut self.handles[id as usize] else { return };
+    /// has a shadow where it was; its size.
+    pub(super) fn shift(&mut self, id: HandleId, segment: u16, at: Address, clock: u64) -> u64 {
+        let Some(held) = &mut self.handles[id as usize] else { return 0 };
         let Piece { at: old, segment: from, size, .. } = held.piece;
         let shadows = held.shadows.len();
         held.shadows.retain(|shadow| (shadow.segment, shadow.at) != (segment, at));
@@ -474,6 +484,7 @@ impl Space {
         self.segments[from as usize].mapped -= size;
         self.segments[segment as usize].mapped += size;
         self.name(segment, at, size, id + 1);
+        size
     }
 
     /// Whether a handle has a shadow in a segment.

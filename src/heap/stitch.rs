@@ -37,9 +37,13 @@ impl<D: Driver> Heap<D> {
     /// Notes which handles are in the places of the latest request's rivals.
     pub(super) fn find_wanted(&mut self, lane: usize) {
         let Some(trail) = self.lanes[lane].trail.take() else { return };
-        // Most lie where the one before lies.
+        // Most lay there in both steps, and in the segment of the one before.
+        self.places.clear();
         let mut segment = None;
         for (at, size) in trail.rivals().filter(|&(_, size)| size >= PAGE) {
+            if !self.places.insert((at, size)) {
+                continue;
+            }
             let holds = |&index: &u16| self.space.segments[index as usize].contains(at);
             segment = segment.filter(holds).or_else(|| {
                 let mut segments = self.lanes[lane].arenas.iter().flat_map(|arena| &arena.segments);
@@ -133,24 +137,42 @@ impl<D: Driver> Heap<D> {
 
     /// Calls handles back to their shadows in the window.
     pub(super) fn call_back(&mut self, window: &Window) -> Result<(), Shortage> {
-        let (mut at, to) = window.pages();
-        for at in (at..to).step_by(PAGE as usize) {
+        let (from, to) = window.pages();
+        let mut at = from;
+        while at < to {
             if let Some((id, _)) = self.space.piece_at(window.segment, at) {
                 self.space.note_idle(id, 0);
             }
+            at = self.space.stretch(window.segment, at, to).1;
         }
+        let mut ids = Vec::new();
+        at = from;
         while at < to {
-            if let Some((id, piece, shadow)) = self.space.shadow_at(window.segment, at) {
-                if self.space.is_idle(id, self.survey) {
-                    self.stats.work.called_back += 1;
-                    self.bring(id, window.segment, shadow.at)?;
-                } else {
-                    self.unmap_shadow(id, shadow)?;
-                }
-                at = shadow.at + piece.size;
-            } else {
-                at += PAGE;
+            let Some((id, piece, shadow)) = self.space.shadow_at(window.segment, at) else {
+                at = self.space.stretch(window.segment, at, to).1;
+                continue;
+            };
+            at = shadow.at + piece.size;
+            if !self.space.is_idle(id, self.survey) {
+                self.unmap_shadow(id, shadow)?;
+                continue;
             }
+            // What lies there in the same order, in one free range, comes at once.
+            let free = self.holder(piece.segment, piece.at).map_or(0, |block| self.blocks[block].end());
+            let mut end = piece.at + piece.size;
+            ids.clear();
+            ids.push(id);
+            while at < to
+                && let Some((id, next, shadow)) = self.space.shadow_at(window.segment, at)
+                && (next.segment, next.at, shadow.at) == (piece.segment, end, at)
+                && end + next.size <= free
+                && self.space.is_idle(id, self.survey)
+            {
+                (at, end) = (at + next.size, end + next.size);
+                ids.push(id);
+            }
+            self.stats.work.called_back += ids.len() as u64;
+            self.bring(&ids, window.segment, shadow.at)?;
         }
         Ok(())
     }
@@ -162,7 +184,7 @@ impl<D: Driver> Heap<D> {
             self.make_room_for_a_shadow(id);
             self.stats.work.maps += 1;
             self.driver.map(at, size, handle)?;
-            self.bring(id, segment, at)?;
+            self.bring(&[id], segment, at)?;
         } else {
             self.unmap_piece(id)?;
             self.put_new(segment, at, handle, size)?;
@@ -186,26 +208,31 @@ impl<D: Driver> Heap<D> {
         }
     }
 
-    /// Makes an idle handle present where it is mapped, too.
-    fn bring(&mut self, id: HandleId, segment: u16, at: Address) -> Result<(), Shortage> {
-        let Some(Piece { size, .. }) = self.space.piece(id) else { return Err(Shortage::Memory) };
-        let Some((left, clock)) = self.vacate(id) else { return Err(Shortage::Memory) };
-        self.space.note_idle(id, 0);
-        self.space.shift(id, segment, at, clock);
+    /// Makes idle handles that lie in one free range, one behind the other, present in the same order where they
+    /// are mapped, too.
+    fn bring(&mut self, ids: &[HandleId], segment: u16, at: Address) -> Result<(), Shortage> {
+        let piece = |id: &HandleId| self.space.piece(*id);
+        let Some(first) = ids.first().and_then(piece) else { return Err(Shortage::Memory) };
+        let size = ids.iter().filter_map(piece).map(|piece| piece.size).sum();
+        let left = first.segment;
+        let Some((from, clock)) = self.vacate(left, first.at, size) else { return Err(Shortage::Memory) };
+        let mut to = at;
+        for &id in ids {
+            self.space.note_idle(id, 0);
+            to += self.space.shift(id, segment, to, clock);
+        }
         let arena = self.space.segments[segment as usize].arena;
-        if left.1 != segment {
-            self.uncount_mapped(left.0, left.1, size);
+        if left != segment {
+            self.uncount_mapped(from, left, size);
             self.count_mapped(arena, segment, size);
         }
         // What stays with its stream is as quiet as it was; what comes from another stream is quiet.
-        let same = lane_of(left.0) == lane_of(arena);
+        let same = lane_of(from) == lane_of(arena);
         self.occupy(segment, at, size, if same { clock } else { 0 })
     }
 
-    /// Turns the free range of a handle into one without memory: its arena and segment, and the clock at the
-    /// last free in it.
-    fn vacate(&mut self, id: HandleId) -> Option<((u16, u16), u64)> {
-        let Piece { at, size, segment, .. } = self.space.piece(id)?;
+    /// Turns a part of a free range into one without memory: its arena, and the clock at the last free in it.
+    fn vacate(&mut self, segment: u16, at: Address, size: u64) -> Option<(u16, u64)> {
         let block = self.holder(segment, at).filter(|&id| self.blocks[id].state == State::Free)?;
         let (arena, clock) = (self.blocks[block].arena, self.blocks[block].word);
         self.unbin(arena, block);
@@ -219,7 +246,7 @@ impl<D: Driver> Heap<D> {
             self.bin(arena, rest);
         }
         self.lose(arena, middle);
-        Some(((arena, segment), clock))
+        Some((arena, clock))
     }
 
     /// Turns a range without memory into a free one.
@@ -253,12 +280,12 @@ impl<D: Driver> Heap<D> {
         for shadow in self.space.shadows_of(id).to_vec() {
             self.unmap_shadow(id, shadow)?;
         }
-        let Some(Piece { at, size, .. }) = self.space.piece(id) else { return Ok(()) };
+        let Some(Piece { at, size, segment, .. }) = self.space.piece(id) else { return Ok(()) };
         self.stats.work.unmaps += 1;
         self.driver.unmap(at, size)?;
-        if let Some((left, _)) = self.vacate(id) {
+        if let Some((arena, _)) = self.vacate(segment, at, size) {
             self.space.displace(id);
-            self.uncount_mapped(left.0, left.1, size);
+            self.uncount_mapped(arena, segment, size);
         }
         Ok(())
     }
@@ -289,10 +316,19 @@ impl<D: Driver> Heap<D> {
     /// The block of a segment that an address lies in.
     pub(super) fn holder(&self, segment: u16, at: Address) -> Option<Id> {
         let entry = &self.space.segments[segment as usize];
-        let mut id = match self.space.find_before(segment, at, true) {
+        let mut found = self.space.find_before(segment, at, true, self.space.near(segment, at));
+        let mut start = entry.first;
+        if found == Found::Nothing {
+            // Where nothing is handed out for long, there are mostly ranges without memory.
+            let arena = &self.lanes[lane_of(entry.arena)].arenas[kind_of(entry.arena)];
+            let below = arena.unmapped_at.range(entry.base..=at).next_back();
+            found = self.space.find_before(segment, at, true, below.map_or(0, |(&from, _)| from));
+            start = below.map_or(start, |(_, &id)| id);
+        }
+        let mut id = match found {
             Found::Block(id) => id,
             Found::Slab(slab) => self.slabs[slab].block,
-            Found::Nothing => entry.first,
+            Found::Nothing => start,
         };
         while self.blocks[id].end() <= at {
             id = self.blocks[id].next;
