@@ -116,6 +116,7 @@ impl Gpus {
         config.slack = slack.unwrap_or(config.slack);
         config.slack_moving = slack.unwrap_or(config.slack_moving);
         config.slack_kept = slack.unwrap_or(config.slack_kept);
+        config.ahead = config.ahead.min(slack.unwrap_or(config.ahead));
         config.slack_before_wait = wait.unwrap_or(config.slack_before_wait);
         if let Some(guards) = &self.guards {
             guards.open(device, driver.clone(), total);
