@@ -210,8 +210,10 @@ impl<D: Driver> Heap<D> {
             listed.sort_unstable();
             let unmapped: Vec<u32> = self.blocks.iter().filter_map(of_state(State::Unmapped)).collect();
             ensure!(listed == unmapped, "unmapped of arena {number}: {listed:?}, not {unmapped:?}");
-            let by_address = arena.unmapped_at.iter().all(|(&at, &id)| self.blocks[id].addr == at);
-            ensure!(by_address && arena.unmapped_at.len() == listed.len(), "unmapped by address: {number}");
+            let mut by_address: Vec<u32> = arena.unmapped_at.values().copied().collect();
+            by_address.sort_unstable();
+            let right = arena.unmapped_at.iter().all(|(&at, &id)| self.blocks[id].addr == at);
+            ensure!(right && by_address == listed, "unmapped of arena {number} by address: {by_address:?}");
             for (place, &id) in arena.unmapped.iter().enumerate() {
                 ensure!(self.blocks[id].a as usize == place, "block {id} does not know its place");
             }

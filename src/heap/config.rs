@@ -31,7 +31,8 @@ pub struct Config {
     /// The same for blocks that are expected to stay: the peak rises with them.
     pub slack_kept: u32,
     /// Thousandths of the peak by which memory for such blocks may be made before it is needed: a job that keeps
-    /// something in every step then asks the driver in one of several.
+    /// something in every step then asks the driver in one of several. Unless it is 0, what stays comes in pieces
+    /// as large as its need, up to the largest.
     pub ahead: u32,
     /// By how much the first two may widen while pages are mapped more often than the requests served have
     /// paid for.
@@ -46,7 +47,7 @@ pub struct Config {
     pub spared: u32,
     /// The largest single piece of physical memory, in bytes.
     pub largest_handle: u64,
-    /// A piece is at most this part of what is held: pieces move as a whole, and each costs calls.
+    /// A piece that may move is at most this part of what is held: it moves as a whole, and each costs calls.
     pub pieces: u64,
     /// Bytes of addresses that one region of large segments spans; none for four times the device.
     pub region: Option<u64>,

@@ -90,7 +90,8 @@ impl<D: Driver> Heap<D> {
         self.find_wanted(lane_of(arena));
         let mut idle = self.find_idle(Some(lane_of(arena)));
         let allowance = self.allowance(arena, size);
-        let fresh = self.space.physical + size.next_multiple_of(PAGE) <= allowance.quiet;
+        let pages = size.next_multiple_of(PAGE);
+        let fresh = self.space.physical + pages <= allowance.quiet && self.has_room(pages);
         let window = match self.best_window(arena, size, own, fresh) {
             Some(window) => window,
             None => self.new_segment(arena, size)?,
@@ -138,7 +139,8 @@ impl<D: Driver> Heap<D> {
         Ok(())
     }
 
-    /// Puts one piece of physical memory of at most `room` bytes at an empty place; its size.
+    /// Puts one piece of physical memory of at most `room` bytes at an empty place, where `want` bytes are needed;
+    /// its size.
     fn put_piece(
         &mut self,
         window: &Window,
@@ -157,8 +159,9 @@ impl<D: Driver> Heap<D> {
         let after = self.space.physical + want;
         if capturing || after <= allowance.quiet {
             // What stays does not move: it comes in large pieces, and the next such block will want the rest.
-            let ahead = allowance.ahead;
-            let size = if ahead > 0 { room.min(want + ahead) } else { want.min(self.step()) };
+            let whole = room.min(want + allowance.ahead);
+            let ahead = allowance.ahead > 0 && !capturing && self.has_room(whole);
+            let size = if ahead { whole } else { want.min(self.step()) };
             let created = if self.is_scarce(size) { Err(Shortage::Memory) } else { self.create(size) };
             match created {
                 Err(Shortage::Memory) => {}
@@ -199,6 +202,12 @@ impl<D: Driver> Heap<D> {
         // Memory that just came is as quiet as can be.
         self.occupy(segment, at, size, 0)?;
         Ok(size)
+    }
+
+    /// Whether so much new memory is within the heap's limit and not scarce.
+    fn has_room(&mut self, want: u64) -> bool {
+        self.space.physical.saturating_add(want) <= self.config.limit.unwrap_or(u64::MAX)
+            && !self.is_scarce(want)
     }
 
     /// Whether so much new memory would leave the device with less than others in this process need now and
@@ -258,7 +267,7 @@ impl<D: Driver> Heap<D> {
         }
     }
 
-    /// How large a piece may be: pieces move as a whole, so they stay small against what is held.
+    /// How large a piece that may move may be: it moves as a whole, so it stays small against what is held.
     fn step(&self) -> u64 {
         let share = (self.space.physical / self.config.pieces.max(1) / PAGE).max(1);
         ((1 << share.ilog2()) * PAGE).min(self.config.largest_handle).max(PAGE)

@@ -99,8 +99,9 @@ pub struct Heap<D: Driver> {
     search: u64,
     /// Looks at pages that searches may still spend.
     patience: i64,
-    /// Storage of the search for a window.
+    /// Storage for the places of rivals.
     places: HashSet<(Address, u64), FixedState>,
+    /// Storage of the search for a window.
     spans: Vec<chain::Span>,
     chain: chain::Chain,
     /// The share of the latest large requests that did not get a place they had before, in 2^-20.

@@ -274,7 +274,7 @@ impl Space {
     }
 
     /// What starts in the segment in the address's granule or, failing that, in the nearest before it;
-    /// with `strictly` only before it, and not before the granule of `from`.
+    /// with `strictly` only before it; in no granule before that of `from`.
     pub(super) fn find_before(&self, segment: u16, at: Address, strictly: bool, from: Address) -> Found {
         let segment = &self.segments[segment as usize];
         let region = &self.regions[segment.region as usize];
@@ -362,7 +362,7 @@ impl Space {
         segment.base + segment.used
     }
 
-    /// The handle that is mapped at an address, present or not, and the clock of its shadow there; and the end
+    /// The handle that is mapped at an address, present or not, and the clock of its shadow there, if it is one; and the end
     /// of the pages of which that is true, `to` at most where nothing is mapped.
     #[inline]
     pub(super) fn stretch(

@@ -1,7 +1,7 @@
 //! Windows: where in an arena's addresses a request could lie, and what that would cost.
 //!
 //! A *chain* is a run of free ranges and ranges without memory. In it, every page is either *present*, or
-//! the *shadow* of a handle that lies idle elsewhere and can be called back for nothing, or *empty* (a handle
+//! the *shadow* of a handle that lies idle elsewhere and can be called back without a call, or *empty* (a handle
 //! must be mapped), or *stale*: the shadow of a handle that is in use, to be unmapped first. A *window* is a
 //! part of a chain as long as the request. The cheapest is chosen; pages that a rival will want count, too,
 //! because the rival will have to pay for others then.
@@ -16,13 +16,15 @@ use super::{Address, Driver, Heap, kind_of, lane_of};
 
 /// Chains are looked for among this many ranges of an arena.
 const CANDIDATES: usize = 512;
-/// What one search may look at, at least and at most; a look takes a nanosecond or two.
+/// What the pages that one search looks at may count for, at least and at most; a look takes a nanosecond or two.
 const LEAST_LOOKS: i64 = 1 << 11;
 const MOST_LOOKS: i64 = 1 << 17;
-/// Looks that a range of a chain counts for, a run of its pages, and the handles of a window.
+/// Looks that a range of a chain counts for, a run of its pages, and a window whose handles are counted in, with
+/// one more for so many of its pages.
 const LOOKS_OF_A_BLOCK: i64 = 4;
 const LOOKS_OF_A_RUN: i64 = 8;
 const LOOKS_OF_A_WINDOW: i64 = 16;
+const PAGES_OF_A_LOOK: u64 = 4;
 
 /// What it costs to map a handle, and to unmap another before: microseconds on an H200.
 const MAP: u64 = 37;
@@ -223,7 +225,7 @@ impl<D: Driver> Heap<D> {
             let (window, sum) = place.window(chain, page, search.size);
             let cost = sum.cost + if sum.stale > 0 { search.paid / MENDED } else { 0 };
             if sum.barred == 0 && better(cost, search) {
-                search.looks += LOOKS_OF_A_WINDOW;
+                search.looks += LOOKS_OF_A_WINDOW + (search.size / PAGE / PAGES_OF_A_LOOK) as i64;
                 let doubled = self.doubled(&window);
                 if let Some(cost) = doubled.map(|more| cost + more).filter(|&cost| better(cost, search)) {
                     search.best = Some((cost, room, window));
