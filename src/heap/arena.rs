@@ -6,14 +6,12 @@
 //! slabs with free slots. Memory of a lane is handed only to its stream, unless it is lent or moved.
 //! It knows no driver. Invariant: an arena's number is eight times its lane's number plus its kind.
 
-use std::collections::BTreeMap;
-
 use super::block::{Blocks, Id, NONE, State};
 use super::fit::Bins;
 use super::slab::SlabId;
 use super::stats::{LARGE, SMALL};
 use super::trail::Trail;
-use super::{Address, SMALL_MAX, Stream};
+use super::{SMALL_MAX, Stream};
 
 /// Index of the arena for the largest requests. The indices of the others are those of the statistics.
 ///
@@ -77,8 +75,6 @@ pub(super) struct Arena {
     pub bins: Bins,
     /// Ranges without memory; a block knows its place here.
     pub unmapped: Vec<Id>,
-    /// The same by their addresses.
-    pub unmapped_at: BTreeMap<Address, Id>,
     pub segments: Vec<u16>,
     /// Per class, the slabs with free slots.
     pub slabs: [SlabId; CLASSES],
@@ -92,7 +88,6 @@ impl Arena {
         Arena {
             bins: Bins::new(),
             unmapped: Vec::new(),
-            unmapped_at: BTreeMap::new(),
             segments: Vec::new(),
             slabs: [NONE; CLASSES],
             empty: [NONE; CLASSES],
@@ -103,13 +98,11 @@ impl Arena {
         blocks[id].state = State::Unmapped;
         blocks[id].a = self.unmapped.len() as Id;
         self.unmapped.push(id);
-        self.unmapped_at.insert(blocks[id].addr, id);
     }
 
     pub(super) fn remove_unmapped(&mut self, blocks: &mut Blocks, id: Id) {
         let place = blocks[id].a as usize;
         self.unmapped.swap_remove(place);
-        self.unmapped_at.remove(&blocks[id].addr);
         if let Some(&moved) = self.unmapped.get(place) {
             blocks[moved].a = place as Id;
         }

@@ -111,7 +111,9 @@ impl<D: Driver> Heap<D> {
         for segment in closed.arenas.iter().flat_map(|arena| &arena.segments) {
             let entry = &mut self.space.segments[*segment as usize];
             entry.in_use = false;
+            let (region, base) = (entry.region, entry.base);
             self.blocks.vacate(entry.first);
+            self.space.clear(region, base);
             // The clock means nothing to the lane that gets the addresses next.
             self.space.reset_clocks(*segment);
         }

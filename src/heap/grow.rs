@@ -96,6 +96,7 @@ impl<D: Driver> Heap<D> {
             Some(window) => window,
             None => self.new_segment(arena, size)?,
         };
+        self.keep_present(&window);
         self.call_back(&window)?;
         self.fill(&window, allowance, &mut idle)?;
         Ok(window)
@@ -322,9 +323,8 @@ impl<D: Driver> Heap<D> {
         let place = (segment, entry.region);
         let id = self.blocks.first(base, bytes, place, arena, State::Unmapped);
         self.space.segments[segment as usize].first = id;
-        let list = &mut self.lanes[lane_of(arena)].arenas[kind];
-        list.segments.push(segment);
-        list.add_unmapped(&mut self.blocks, id);
+        self.lanes[lane_of(arena)].arenas[kind].segments.push(segment);
+        self.list_unmapped(arena, id);
         Ok(Window { segment, from: base, to: base + size })
     }
 

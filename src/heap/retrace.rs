@@ -184,7 +184,8 @@ impl<D: Driver> Heap<D> {
         let segments = &self.lanes[lane].arenas[kind].segments;
         let segment = *segments.iter().find(|&&index| self.space.segments[index as usize].contains(at))?;
         let window = Window { segment, from: at, to: at.checked_add(size)? };
-        let (mut id, mut whole) = (self.holder(segment, at)?, true);
+        let first = self.holder(segment, at)?;
+        let (mut id, mut whole) = (first, true);
         loop {
             match self.blocks[id].state {
                 State::Free => {}
@@ -199,42 +200,52 @@ impl<D: Driver> Heap<D> {
                 return None;
             }
         }
-        if !whole {
-            if !self.can_call_back(lane, &window) {
-                return None;
-            }
-            self.call_back(&window).ok()?;
+        if whole {
+            return Some(self.without_front(first, at));
         }
+        if !self.can_call_back(lane, &window) {
+            return None;
+        }
+        self.call_back(&window).ok()?;
         self.cut_out(segment, at).filter(|&id| self.blocks[id].size >= size)
     }
 
     /// The free range that holds an address, without what lies before it.
     pub(super) fn cut_out(&mut self, segment: u16, at: Address) -> Option<Id> {
-        let id = self.holder(segment, at).filter(|&id| self.blocks[id].state == State::Free)?;
+        let id = self.free_holder(segment, at)?;
+        Some(self.without_front(id, at))
+    }
+
+    /// A free range without what lies before an address in it.
+    fn without_front(&mut self, id: Id, at: Address) -> Id {
         let before = at - self.blocks[id].addr;
         if before == 0 {
-            return Some(id);
+            return id;
         }
         let arena = self.blocks[id].arena;
         self.unbin(arena, id);
         let place = self.blocks.split(id, before);
         self.bin(arena, id);
         self.bin(arena, place);
-        Some(place)
+        place
     }
 
     /// Whether every page that is missing in the window is the shadow of a handle that lies idle, each of
     /// another.
     fn can_call_back(&mut self, lane: usize, window: &Window) -> bool {
         self.begin_survey();
+        self.search += 1;
         let (mut at, to) = window.pages();
         let mut last = NONE;
         while at < to {
-            if self.space.piece_at(window.segment, at).is_some() {
-                at = self.space.stretch(window.segment, at, to).1;
+            let Some((id, piece, shadow)) = self.space.shadow_at(window.segment, at) else {
+                let (present, until) = self.space.stretch(window.segment, at, to);
+                if !present.is_some_and(|(id, _)| self.space.count_in(id, self.search)) {
+                    return false;
+                }
+                at = until;
                 continue;
-            }
-            let Some((id, piece, shadow)) = self.space.shadow_at(window.segment, at) else { return false };
+            };
             // Mostly the same range as the one before.
             if last == NONE || !self.blocks[last].holds(piece.at) {
                 let Some(block) = self.holder(piece.segment, piece.at) else { return false };
@@ -245,12 +256,12 @@ impl<D: Driver> Heap<D> {
             let idle = block.state == State::Free && block.end() >= piece.at + piece.size;
             let own = owner == lane && self.aliases;
             let quiet = own || (!self.lanes[owner].loud && block.word <= self.marks.quiet);
-            if !idle || !quiet || !self.may_take_from(owner) {
+            if !idle || !quiet || !self.may_take_from(owner) || !self.space.count_in(id, self.search) {
                 return false;
             }
             self.space.note_idle(id, self.survey);
             at = shadow.at + piece.size;
         }
-        self.doubled(window) == Some(0)
+        true
     }
 }

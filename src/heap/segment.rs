@@ -1,14 +1,17 @@
 //! Addresses and pages: regions, the segments cut from them, and the handles mapped into segments.
 //!
 //! A *region* is one reservation of the driver's (or one plain segment) with a table that leads from an
-//! address to its block in one step: a granule of the table holds at most one start of a live block,
-//! because live blocks of the region's kind are larger than a granule. A *segment* is a part of a region
+//! address to its block in one step: a granule of the table holds at most one start of a live block or of a
+//! range without memory, because those of the region's kind are larger than a granule. A *segment* is a part of a region
 //! that belongs to one arena. A handle is *present* at one address; where it was present before, it may
 //! still be mapped as a *shadow*, so that it can come back without a call to the driver.
 //!
 //! It knows no streams and no policy. Invariants: a page of a segment names the handle that is mapped there,
 //! present or as a shadow; a handle names every place where it is mapped; a block has memory where, and only
 //! where, handles are present.
+
+use std::cell::Cell;
+use std::ops::Range;
 
 use super::block::Id;
 use super::{Address, Handle};
@@ -19,9 +22,6 @@ pub(super) const PAGE: u64 = 2 << 20;
 /// Granules of 32 KiB for small requests (fitted blocks are larger than [`EAGER_MAX`](super::size_class::EAGER_MAX)),
 /// of 1 MiB for large ones.
 const GRANULE_SHIFT: [u32; 2] = [15, 20];
-
-/// So many granules are near.
-const NEAR: u64 = 256;
 
 /// An index into [`Space::handles`], plus one in the tables of pages; 0 means no memory.
 pub(super) type HandleId = u32;
@@ -37,6 +37,20 @@ pub(super) struct Region {
     pub plain: bool,
     shift: u32,
     table: Vec<u32>,
+    /// One bit for each granule in which something may start: where nothing does, it is cleared by who looks.
+    marks: Vec<Cell<u64>>,
+}
+
+/// One page of a segment.
+#[derive(Clone, Copy, Default)]
+struct Page {
+    /// The handle that is mapped there, plus one, or 0.
+    handle: u32,
+    /// How many pages of the handle lie before this one, and behind it.
+    before: u8,
+    behind: u8,
+    /// If the handle is a shadow there, the shadow's clock.
+    clock: u64,
 }
 
 pub(super) struct Segment {
@@ -52,15 +66,8 @@ pub(super) struct Segment {
     pub plain: bool,
     /// False when its addresses wait for another arena.
     pub in_use: bool,
-    pages: Vec<u32>,
-    /// For every page of a shadow, the shadow's clock.
-    clocks: Vec<u64>,
-    /// For every mapped page, how many pages of its handle lie before it.
-    parts: Vec<u8>,
-    /// The same of those behind it.
-    rest: Vec<u8>,
-    /// Bytes up to the highest page that was ever mapped.
-    used: u64,
+    /// Up to the highest page that was ever mapped.
+    pages: Vec<Page>,
 }
 
 /// A place where a handle is mapped, but not present.
@@ -127,6 +134,13 @@ impl Region {
     fn granule(&self, at: Address) -> usize {
         ((at - self.base) >> self.shift) as usize
     }
+
+    /// Notes that something may start in a granule.
+    #[inline(always)]
+    fn mark(&self, granule: usize) {
+        let marks = &self.marks[granule / 64];
+        marks.set(marks.get() | 1 << (granule % 64));
+    }
 }
 
 impl Segment {
@@ -160,7 +174,8 @@ impl Space {
     pub(super) fn add_region(&mut self, base: Address, size: u64, kind: usize, plain: bool) -> usize {
         let shift = GRANULE_SHIFT[kind];
         let entries = size.div_ceil(1 << shift) as usize;
-        let region = Region { base, size, kind, used: 0, plain, shift, table: vec![0; entries] };
+        let (table, marks) = (vec![0; entries], vec![Cell::new(0); entries.div_ceil(64)]);
+        let region = Region { base, size, kind, used: 0, plain, shift, table, marks };
         // A plain region that was given back leaves its place.
         match self.regions.iter().position(|region| region.size == 0) {
             Some(index) => {
@@ -216,11 +231,7 @@ impl Space {
             mapped: 0,
             plain,
             in_use: true,
-            pages: vec![0; size.div_ceil(PAGE) as usize],
-            clocks: vec![0; size.div_ceil(PAGE) as usize],
-            parts: vec![0; size.div_ceil(PAGE) as usize],
-            rest: vec![0; size.div_ceil(PAGE) as usize],
-            used: 0,
+            pages: Vec::new(),
         };
         let reuse = self.segments.iter().position(|segment| !segment.in_use && segment.size == 0);
         let index = match reuse {
@@ -241,11 +252,10 @@ impl Space {
     pub(super) fn forget_plain(&mut self, index: u16) {
         let segment = &mut self.segments[index as usize];
         (segment.in_use, segment.size, segment.mapped) = (false, 0, 0);
-        (segment.pages, segment.clocks) = (Vec::new(), Vec::new());
-        (segment.parts, segment.rest) = (Vec::new(), Vec::new());
+        segment.pages = Vec::new();
         let region = &mut self.regions[segment.region as usize];
         (region.size, region.base, region.used) = (0, 0, 0);
-        region.table = Vec::new();
+        (region.table, region.marks) = (Vec::new(), Vec::new());
     }
 
     /// What starts in the address's granule.
@@ -267,44 +277,57 @@ impl Space {
         region.table.get_mut(granule)
     }
 
-    /// The address some granules before another.
-    pub(super) fn near(&self, segment: u16, at: Address) -> Address {
-        let shift = self.regions[self.segments[segment as usize].region as usize].shift;
-        at.saturating_sub(NEAR << shift)
-    }
-
     /// What starts in the segment in the address's granule or, failing that, in the nearest before it;
-    /// with `strictly` only before it; in no granule before that of `from`.
-    pub(super) fn find_before(&self, segment: u16, at: Address, strictly: bool, from: Address) -> Found {
+    /// with `strictly` only before it.
+    pub(super) fn find_before(&self, segment: u16, at: Address, strictly: bool) -> Found {
         let segment = &self.segments[segment as usize];
         let region = &self.regions[segment.region as usize];
         let index = |at: Address| ((at - region.base) >> region.shift) as usize;
-        let end = index(at) + usize::from(!strictly);
-        let entries = &region.table[index(from.max(segment.base)).min(end)..end];
-        // Most of a sparse table is empty: whole lines of it are skipped.
-        let mut end = entries.len();
-        while end >= 32 && entries[end - 32..end].iter().fold(0, |any, &entry| any | entry) == 0 {
-            end -= 32;
+        let (first, mut end) = (index(segment.base), index(at) + usize::from(!strictly));
+        while end > first {
+            let word = (end - 1) / 64;
+            let marks = &region.marks[word];
+            let below = marks.get() & (u64::MAX >> (64 * (word + 1) - end));
+            if below == 0 {
+                end = 64 * word;
+                continue;
+            }
+            let bit = below.ilog2() as usize;
+            end = 64 * word + bit;
+            if end >= first && region.table[end] != 0 {
+                return decode(region.table[end]);
+            }
+            marks.set(marks.get() & !(u64::from(end >= first) << bit));
         }
-        let found = entries[..end].iter().rev().find(|&&entry| entry != 0);
-        found.map_or(Found::Nothing, |&entry| decode(entry))
+        Found::Nothing
     }
 
-    #[inline]
-    fn write(&mut self, region: u16, at: Address, value: u32) {
-        let region = &mut self.regions[region as usize];
-        let index = ((at - region.base) >> region.shift) as usize;
-        region.table[index] = value;
+    /// What the table says of each granule of a segment, as far as memory was ever mapped there.
+    pub(super) fn named_in(&self, segment: u16) -> impl Iterator<Item = (Range<Address>, Found)> {
+        let segment = &self.segments[segment as usize];
+        let region = &self.regions[segment.region as usize];
+        let size = if segment.plain { segment.size } else { segment.pages.len() as u64 * PAGE };
+        let first = ((segment.base - region.base) >> region.shift) as usize;
+        let entries = region.table[first..].iter().take(size.div_ceil(1 << region.shift) as usize);
+        (segment.base..)
+            .step_by(1 << region.shift)
+            .zip(entries)
+            .map(|(at, &entry)| (at..at + (1 << region.shift), decode(entry)))
     }
 
     #[inline]
     pub(super) fn set_block(&mut self, region: u16, at: Address, id: Id) {
-        self.write(region, at, id << 1);
+        let region = &mut self.regions[region as usize];
+        let granule = region.granule(at);
+        region.table[granule] = id << 1;
+        region.mark(granule);
     }
 
     #[inline]
     pub(super) fn clear(&mut self, region: u16, at: Address) {
-        self.write(region, at, 0);
+        let region = &mut self.regions[region as usize];
+        let granule = region.granule(at);
+        region.table[granule] = 0;
     }
 
     /// Names a slab in every granule whose start lies in it, or clears them.
@@ -315,13 +338,14 @@ impl Space {
         let first = (at - region.base).div_ceil(1 << region.shift) as usize;
         let last = ((at - region.base + size - 1) >> region.shift) as usize;
         region.table[first..=last].fill(value);
+        (first..=last).for_each(|granule| region.mark(granule));
     }
 
     /// The handle that is mapped at an address, present there or not.
     #[inline]
     fn mapped_at(&self, segment: u16, at: Address) -> Option<(HandleId, &Held)> {
         let segment = &self.segments[segment as usize];
-        let id = segment.pages.get(segment.page(at)).copied().filter(|&id| id != 0)? - 1;
+        let id = segment.pages.get(segment.page(at))?.handle.checked_sub(1)?;
         self.handles[id as usize].as_ref().map(|held| (id, held))
     }
 
@@ -338,28 +362,30 @@ impl Space {
         let (id, held) = self.mapped_at(segment, at)?;
         let entry = &self.segments[segment as usize];
         let page = entry.page(at);
-        let at = entry.base + (page as u64 - u64::from(entry.parts[page])) * PAGE;
+        let Page { before, clock, .. } = entry.pages[page];
+        let at = entry.base + (page as u64 - u64::from(before)) * PAGE;
         let present = (held.piece.segment, held.piece.at) == (segment, at);
-        (!present).then_some((id, held.piece, Shadow { at, segment, clock: entry.clocks[page] }))
+        (!present).then_some((id, held.piece, Shadow { at, segment, clock }))
     }
 
     /// Whether a handle is mapped at an address, present or not.
     pub(super) fn is_mapped(&self, segment: u16, at: Address) -> bool {
         let segment = &self.segments[segment as usize];
-        segment.pages.get(segment.page(at)).is_some_and(|&id| id != 0)
+        segment.pages.get(segment.page(at)).is_some_and(|page| page.handle != 0)
     }
 
     /// Bytes from an address on, at most `most`, in which nothing is mapped.
     pub(super) fn empty_from(&self, segment: u16, at: Address, most: u64) -> u64 {
         let segment = &self.segments[segment as usize];
-        let pages = segment.pages[segment.page(at)..].iter();
-        pages.take((most / PAGE) as usize).take_while(|&&id| id == 0).count() as u64 * PAGE
+        let mut pages = segment.pages.iter().skip(segment.page(at)).take((most / PAGE) as usize);
+        let used = pages.position(|page| page.handle != 0).map(|place| place as u64 * PAGE);
+        used.unwrap_or(most.min(segment.end() - at))
     }
 
     /// The end of the highest page of a segment that was ever mapped.
     pub(super) fn highest(&self, segment: u16) -> Address {
         let segment = &self.segments[segment as usize];
-        segment.base + segment.used
+        segment.base + segment.pages.len() as u64 * PAGE
     }
 
     /// The handle that is mapped at an address, present or not, and the clock of its shadow there, if it is one; and the end
@@ -373,14 +399,14 @@ impl Space {
     ) -> (Option<(HandleId, u64)>, Address) {
         let segment = &self.segments[segment as usize];
         let page = segment.page(at);
-        let Some(&id) = segment.pages.get(page) else { return (None, to) };
-        if id != 0 {
-            let until = at + (1 + u64::from(segment.rest[page])) * PAGE;
-            return (Some((id - 1, segment.clocks[page])), until.min(to));
+        let Some(&Page { handle, behind, clock, .. }) = segment.pages.get(page) else { return (None, to) };
+        if handle != 0 {
+            let until = at + (1 + u64::from(behind)) * PAGE;
+            return (Some((handle - 1, clock)), until.min(to));
         }
-        let rest = segment.pages[page + 1..].iter().take(((to - at) / PAGE) as usize - 1);
-        let empty = 1 + rest.take_while(|&&id| id == 0).count() as u64;
-        (None, at + empty * PAGE)
+        let mut rest = segment.pages[page + 1..].iter().take(((to - at) / PAGE) as usize - 1);
+        let used = rest.position(|page| page.handle != 0).map(|place| at + (1 + place as u64) * PAGE);
+        (None, used.unwrap_or(to))
     }
 
     pub(super) fn piece(&self, id: HandleId) -> Option<Piece> {
@@ -448,15 +474,14 @@ impl Space {
     }
 
     /// Names a handle (plus one), or none, in the pages where it is mapped.
-    fn name(&mut self, segment: u16, at: Address, size: u64, value: u32) {
+    fn name(&mut self, segment: u16, at: Address, size: u64, handle: u32) {
         let segment = &mut self.segments[segment as usize];
         let (first, count) = (segment.page(at), (size / PAGE) as usize);
-        segment.pages[first..first + count].fill(value);
-        for part in 0..count {
-            segment.parts[first + part] = part as u8;
-            segment.rest[first + part] = (count - 1 - part) as u8;
+        let last = segment.pages.len().max(first + count);
+        segment.pages.resize(last, Page::default());
+        for (part, page) in segment.pages[first..first + count].iter_mut().enumerate() {
+            (page.handle, page.before, page.behind) = (handle, part as u8, (count - 1 - part) as u8);
         }
-        segment.used = segment.used.max(at + size - segment.base);
     }
 
     /// Writes down that a handle without shadows is mapped no more.
@@ -473,17 +498,22 @@ impl Space {
     pub(super) fn shift(&mut self, id: HandleId, segment: u16, at: Address, clock: u64) -> u64 {
         let Some(held) = &mut self.handles[id as usize] else { return 0 };
         let Piece { at: old, segment: from, size, .. } = held.piece;
-        let shadows = held.shadows.len();
-        held.shadows.retain(|shadow| (shadow.segment, shadow.at) != (segment, at));
+        // The oldest shadow comes first: where the job repeats itself, it is the one that comes back.
+        let back = held.shadows.iter().position(|shadow| (shadow.segment, shadow.at) == (segment, at));
+        if let Some(place) = back {
+            held.shadows.remove(place);
+        }
         held.shadows.push(Shadow { at: old, segment: from, clock });
+        self.shadows += usize::from(back.is_none());
         let left = &mut self.segments[from as usize];
         let (first, count) = (left.page(old), (size / PAGE) as usize);
-        left.clocks[first..first + count].fill(clock);
-        self.shadows = self.shadows + held.shadows.len() - shadows;
+        left.pages[first..first + count].iter_mut().for_each(|page| page.clock = clock);
         (held.piece.at, held.piece.segment) = (at, segment);
         self.segments[from as usize].mapped -= size;
         self.segments[segment as usize].mapped += size;
-        self.name(segment, at, size, id + 1);
+        if back.is_none() {
+            self.name(segment, at, size, id + 1);
+        }
         size
     }
 
@@ -496,7 +526,7 @@ impl Space {
     pub(super) fn reset_clocks(&mut self, segment: u16) {
         let shadows = self.handles.iter_mut().flatten().flat_map(|held| &mut held.shadows);
         shadows.filter(|shadow| shadow.segment == segment).for_each(|shadow| shadow.clock = 0);
-        self.segments[segment as usize].clocks.fill(0);
+        self.segments[segment as usize].pages.iter_mut().for_each(|page| page.clock = 0);
     }
 
     /// Writes down that a shadow is mapped no more.
@@ -510,9 +540,7 @@ impl Space {
 
     /// Pages where something is mapped. Takes time in proportion to the addresses in use.
     pub(super) fn named(&self) -> u64 {
-        let pages = |segment: &Segment| {
-            segment.pages[..(segment.used / PAGE) as usize].iter().filter(|&&id| id != 0).count() as u64
-        };
+        let pages = |segment: &Segment| segment.pages.iter().filter(|page| page.handle != 0).count() as u64;
         self.segments.iter().filter(|segment| !segment.plain).map(pages).sum()
     }
 

@@ -98,9 +98,9 @@ impl<D: Driver> Heap<D> {
             Found::Block(id) => Some(self.blocks[id].addr),
             Found::Slab(id) => Some(self.slabs[id].base),
         };
-        let mut found = self.space.find_before(mapped as u16, address, false, 0);
+        let mut found = self.space.find_before(mapped as u16, address, false);
         if start(found)? > address {
-            found = self.space.find_before(mapped as u16, address, true, 0);
+            found = self.space.find_before(mapped as u16, address, true);
         }
         match found {
             Found::Block(id) if (self.blocks[id].addr..self.blocks[id].end()).contains(&address) => {

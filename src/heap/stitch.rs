@@ -9,7 +9,7 @@
 
 use std::cmp::Reverse;
 
-use super::block::{Id, NONE, State};
+use super::block::{Block, Id, NONE, State};
 use super::chain::Window;
 use super::grow::Shortage;
 use super::retrace::{EARNED_BY_MOVE, PATIENCE};
@@ -23,6 +23,13 @@ pub(super) struct Idle {
     pub sorted: bool,
     /// The host has waited for them.
     pub waited: bool,
+}
+
+/// Memory that came to where it is needed: its pages, and the clock at the last free of it.
+struct Come {
+    from: Address,
+    to: Address,
+    clock: u64,
 }
 
 /// Most shadows of one handle.
@@ -135,18 +142,30 @@ impl<D: Driver> Heap<D> {
         if self.lanes[lane].loud { self.wait_device() } else { self.hush() }
     }
 
-    /// Calls handles back to their shadows in the window.
-    pub(super) fn call_back(&mut self, window: &Window) -> Result<(), Shortage> {
-        let (from, to) = window.pages();
-        let mut at = from;
+    /// What is present in the window stays there.
+    pub(super) fn keep_present(&mut self, window: &Window) {
+        let (mut at, to) = window.pages();
         while at < to {
             if let Some((id, _)) = self.space.piece_at(window.segment, at) {
                 self.space.note_idle(id, 0);
             }
             at = self.space.stretch(window.segment, at, to).1;
         }
+    }
+
+    /// Calls idle handles back to their shadows in the window and unmaps the other shadows there. No handle is
+    /// idle that is present in the window.
+    pub(super) fn call_back(&mut self, window: &Window) -> Result<(), Shortage> {
+        let mut come = Come { from: 0, to: 0, clock: 0 };
+        let done = self.call_back_to(window, &mut come);
+        self.receive(window.segment, &come)?;
+        done
+    }
+
+    /// The same; what came last is not free memory yet.
+    fn call_back_to(&mut self, window: &Window, come: &mut Come) -> Result<(), Shortage> {
+        let (mut at, to) = window.pages();
         let mut ids = Vec::new();
-        at = from;
         while at < to {
             let Some((id, piece, shadow)) = self.space.shadow_at(window.segment, at) else {
                 at = self.space.stretch(window.segment, at, to).1;
@@ -157,9 +176,13 @@ impl<D: Driver> Heap<D> {
                 self.unmap_shadow(id, shadow)?;
                 continue;
             }
-            // What lies there in the same order, in one free range, comes at once.
-            let free = self.holder(piece.segment, piece.at).map_or(0, |block| self.blocks[block].end());
-            let mut end = piece.at + piece.size;
+            if come.to != shadow.at {
+                self.receive(window.segment, come)?;
+                *come = Come { from: shadow.at, to: shadow.at, clock: 0 };
+            }
+            let Some(block) = self.free_holder(piece.segment, piece.at) else { return Err(Shortage::Memory) };
+            // What lies there in the same order comes at once.
+            let (free, mut end) = (self.blocks[block].end(), piece.at + piece.size);
             ids.clear();
             ids.push(id);
             while at < to
@@ -172,19 +195,31 @@ impl<D: Driver> Heap<D> {
                 ids.push(id);
             }
             self.stats.work.called_back += ids.len() as u64;
-            self.bring(&ids, window.segment, shadow.at)?;
+            let clock = self.bring(&ids, block, window.segment, shadow.at);
+            (come.to, come.clock) = (at, come.clock.max(clock));
         }
         Ok(())
     }
 
+    /// Makes memory that came free.
+    fn receive(&mut self, segment: u16, come: &Come) -> Result<(), Shortage> {
+        if come.from == come.to {
+            return Ok(());
+        }
+        self.occupy(segment, come.from, come.to - come.from, come.clock)
+    }
+
     /// Maps an idle handle at an empty place; its size.
     pub(super) fn stitch(&mut self, id: HandleId, segment: u16, at: Address) -> Result<u64, Shortage> {
-        let Some(Piece { handle, size, .. }) = self.space.piece(id) else { return Err(Shortage::Memory) };
+        let Some(piece) = self.space.piece(id) else { return Err(Shortage::Memory) };
+        let Piece { handle, size, at: old, segment: from } = piece;
         if self.aliases {
             self.make_room_for_a_shadow(id);
             self.stats.work.maps += 1;
             self.driver.map(at, size, handle)?;
-            self.bring(&[id], segment, at)?;
+            let Some(block) = self.free_holder(from, old) else { return Err(Shortage::Memory) };
+            let clock = self.bring(&[id], block, segment, at);
+            self.occupy(segment, at, size, clock)?;
         } else {
             self.unmap_piece(id)?;
             self.put_new(segment, at, handle, size)?;
@@ -208,14 +243,14 @@ impl<D: Driver> Heap<D> {
         }
     }
 
-    /// Makes idle handles that lie in one free range, one behind the other, present in the same order where they
-    /// are mapped, too.
-    fn bring(&mut self, ids: &[HandleId], segment: u16, at: Address) -> Result<(), Shortage> {
+    /// Makes handles that lie in a free range, one behind the other, present in the same order where they are
+    /// mapped, too. The clock at the last free of that memory, which is not free there yet.
+    fn bring(&mut self, ids: &[HandleId], block: Id, segment: u16, at: Address) -> u64 {
         let piece = |id: &HandleId| self.space.piece(*id);
-        let Some(first) = ids.first().and_then(piece) else { return Err(Shortage::Memory) };
+        let Some(first) = ids.first().and_then(piece) else { return 0 };
         let size = ids.iter().filter_map(piece).map(|piece| piece.size).sum();
-        let left = first.segment;
-        let Some((from, clock)) = self.vacate(left, first.at, size) else { return Err(Shortage::Memory) };
+        let Block { arena: from, segment: left, word: clock, .. } = self.blocks[block];
+        self.vacate(block, first.at, size);
         let mut to = at;
         for &id in ids {
             self.space.note_idle(id, 0);
@@ -227,14 +262,12 @@ impl<D: Driver> Heap<D> {
             self.count_mapped(arena, segment, size);
         }
         // What stays with its stream is as quiet as it was; what comes from another stream is quiet.
-        let same = lane_of(from) == lane_of(arena);
-        self.occupy(segment, at, size, if same { clock } else { 0 })
+        if lane_of(from) == lane_of(arena) { clock } else { 0 }
     }
 
-    /// Turns a part of a free range into one without memory: its arena, and the clock at the last free in it.
-    fn vacate(&mut self, segment: u16, at: Address, size: u64) -> Option<(u16, u64)> {
-        let block = self.holder(segment, at).filter(|&id| self.blocks[id].state == State::Free)?;
-        let (arena, clock) = (self.blocks[block].arena, self.blocks[block].word);
+    /// Turns a part of a free range into one without memory.
+    fn vacate(&mut self, block: Id, at: Address, size: u64) {
+        let arena = self.blocks[block].arena;
         self.unbin(arena, block);
         let mut middle = block;
         if self.blocks[block].addr < at {
@@ -246,7 +279,6 @@ impl<D: Driver> Heap<D> {
             self.bin(arena, rest);
         }
         self.lose(arena, middle);
-        Some((arena, clock))
     }
 
     /// Turns a range without memory into a free one.
@@ -260,16 +292,15 @@ impl<D: Driver> Heap<D> {
         let arena = self.space.segments[segment as usize].arena;
         let unmapped = self.holder(segment, at).filter(|&id| self.blocks[id].state == State::Unmapped);
         let Some(id) = unmapped else { return Err(Shortage::Memory) };
-        let list = &mut self.lanes[lane_of(arena)].arenas[kind_of(arena)];
         let mut middle = id;
         if at > self.blocks[id].addr {
             middle = self.blocks.split(id, at - self.blocks[id].addr);
         } else {
-            list.remove_unmapped(&mut self.blocks, id);
+            self.unlist_unmapped(arena, id);
         }
         if self.blocks[middle].size > size {
             let rest = self.blocks.split(middle, size);
-            list.add_unmapped(&mut self.blocks, rest);
+            self.list_unmapped(arena, rest);
         }
         self.release_range(middle, clock);
         Ok(())
@@ -283,7 +314,9 @@ impl<D: Driver> Heap<D> {
         let Some(Piece { at, size, segment, .. }) = self.space.piece(id) else { return Ok(()) };
         self.stats.work.unmaps += 1;
         self.driver.unmap(at, size)?;
-        if let Some((arena, _)) = self.vacate(segment, at, size) {
+        if let Some(block) = self.free_holder(segment, at) {
+            let arena = self.blocks[block].arena;
+            self.vacate(block, at, size);
             self.space.displace(id);
             self.uncount_mapped(arena, segment, size);
         }
@@ -300,36 +333,48 @@ impl<D: Driver> Heap<D> {
 
     /// Makes a range in no list unmapped and joins it with unmapped neighbours.
     fn lose(&mut self, arena: u16, id: Id) {
-        let list = &mut self.lanes[lane_of(arena)].arenas[kind_of(arena)];
         let (prev, next) = (self.blocks[id].prev, self.blocks[id].next);
-        if next != NONE && self.blocks[next].state == State::Unmapped {
-            list.remove_unmapped(&mut self.blocks, next);
+        if self.is(next, State::Unmapped) {
+            self.unlist_unmapped(arena, next);
             self.blocks.absorb(id, next);
         }
-        if prev != NONE && self.blocks[prev].state == State::Unmapped {
+        if self.is(prev, State::Unmapped) {
             self.blocks.absorb(prev, id);
         } else {
-            list.add_unmapped(&mut self.blocks, id);
+            self.list_unmapped(arena, id);
         }
+    }
+
+    /// Lists a range without memory, and names it in the region's table.
+    pub(super) fn list_unmapped(&mut self, arena: u16, id: Id) {
+        self.lanes[lane_of(arena)].arenas[kind_of(arena)].add_unmapped(&mut self.blocks, id);
+        let Block { region, addr, .. } = self.blocks[id];
+        self.space.set_block(region, addr, id);
+    }
+
+    fn unlist_unmapped(&mut self, arena: u16, id: Id) {
+        self.lanes[lane_of(arena)].arenas[kind_of(arena)].remove_unmapped(&mut self.blocks, id);
+        let Block { region, addr, .. } = self.blocks[id];
+        self.space.clear(region, addr);
+    }
+
+    /// The free range of a segment that an address lies in.
+    pub(super) fn free_holder(&self, segment: u16, at: Address) -> Option<Id> {
+        self.holder(segment, at).filter(|&id| self.blocks[id].state == State::Free)
     }
 
     /// The block of a segment that an address lies in.
     pub(super) fn holder(&self, segment: u16, at: Address) -> Option<Id> {
-        let entry = &self.space.segments[segment as usize];
-        let mut found = self.space.find_before(segment, at, true, self.space.near(segment, at));
-        let mut start = entry.first;
-        if found == Found::Nothing {
-            // Where nothing is handed out for long, there are mostly ranges without memory.
-            let arena = &self.lanes[lane_of(entry.arena)].arenas[kind_of(entry.arena)];
-            let below = arena.unmapped_at.range(entry.base..=at).next_back();
-            found = self.space.find_before(segment, at, true, below.map_or(0, |(&from, _)| from));
-            start = below.map_or(start, |(_, &id)| id);
-        }
-        let mut id = match found {
+        let first = self.space.segments[segment as usize].first;
+        let start = |strictly| match self.space.find_before(segment, at, strictly) {
             Found::Block(id) => id,
             Found::Slab(slab) => self.slabs[slab].block,
-            Found::Nothing => start,
+            Found::Nothing => first,
         };
+        let mut id = start(false);
+        if self.blocks[id].addr > at {
+            id = start(true);
+        }
         while self.blocks[id].end() <= at {
             id = self.blocks[id].next;
             if id == NONE {

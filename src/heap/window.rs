@@ -121,7 +121,7 @@ impl<D: Driver> Heap<D> {
         looks
     }
 
-    fn is(&self, id: Id, state: State) -> bool {
+    pub(super) fn is(&self, id: Id, state: State) -> bool {
         id != NONE && self.blocks[id].state == state
     }
 
@@ -247,7 +247,7 @@ impl<D: Driver> Heap<D> {
 
     /// What has to be paid on top where pages of the window count on the same handle; none if that cannot be
     /// mended.
-    pub(super) fn doubled(&mut self, window: &Window) -> Option<u64> {
+    fn doubled(&mut self, window: &Window) -> Option<u64> {
         self.search += 1;
         let (from, to) = window.pages();
         let mut at = from;
