@@ -28,6 +28,8 @@ pub(super) struct Sum {
     pub cost: u64,
     pub barred: u64,
     pub stale: u64,
+    /// Pages of handles that a rival wants.
+    pub wanted: u64,
 }
 
 /// Pages of a chain that follow each other and are of one kind.
@@ -44,11 +46,12 @@ struct Run {
 impl Run {
     /// All pages of the chain before `page`, which lies in the run or behind it.
     fn until(&self, page: u64) -> Sum {
-        let (Sum { cost, barred, stale }, count) = (self.before, page - self.first);
+        let (Sum { cost, barred, stale, wanted }, count) = (self.before, page - self.first);
         Sum {
             cost: cost + count * self.each.cost,
             barred: barred + count * self.each.barred,
             stale: stale + count * self.each.stale,
+            wanted: wanted + count * self.each.wanted,
         }
     }
 }
@@ -143,6 +146,7 @@ impl Place {
             cost: after.cost - before.cost,
             barred: after.barred - before.barred,
             stale: after.stale - before.stale,
+            wanted: after.wanted - before.wanted,
         };
         (Window { segment: chain.segment, from, to: from + size }, sum)
     }
@@ -167,7 +171,7 @@ mod tests {
 
     fn sum() -> impl Strategy<Value = Sum> {
         prop_oneof![
-            (0..3u64).prop_map(|cost| Sum { cost: 10 * cost, ..Sum::default() }),
+            (0..3u64).prop_map(|cost| Sum { cost: 10 * cost, wanted: cost / 2, ..Sum::default() }),
             Just(Sum { barred: 1, ..Sum::default() }),
             Just(Sum { cost: 57, stale: 1, ..Sum::default() }),
         ]
@@ -204,6 +208,7 @@ mod tests {
                     cost: total(|sum| sum.cost),
                     barred: total(|sum| sum.barred),
                     stale: total(|sum| sum.stale),
+                    wanted: total(|sum| sum.wanted),
                 });
                 costs.push((sum.cost, place.turns(&chain, page, size)));
             }

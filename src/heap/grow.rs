@@ -15,7 +15,7 @@ use super::chain::Window;
 use super::segment::{PAGE, Piece};
 use super::stats::SMALL;
 use super::stitch::Idle;
-use super::window::Own;
+use super::window::{Own, Supply};
 use super::{Address, AddressSpace, Driver, DriverError, Handle, Heap, kind_of, lane_of, part_of};
 
 /// Why an arena could not grow.
@@ -90,9 +90,12 @@ impl<D: Driver> Heap<D> {
         self.find_wanted(lane_of(arena));
         let mut idle = self.find_idle(Some(lane_of(arena)));
         let allowance = self.allowance(arena, size);
-        let pages = size.next_multiple_of(PAGE);
-        let fresh = self.space.physical + pages <= allowance.quiet && self.has_room(pages);
-        let window = match self.best_window(arena, size, own, fresh) {
+        let room = self.has_room(size.next_multiple_of(PAGE));
+        let supply = Supply {
+            fresh: if room { allowance.quiet.saturating_sub(self.space.physical) } else { 0 },
+            unwanted: self.unwanted(&idle),
+        };
+        let window = match self.best_window(arena, size, own, supply) {
             Some(window) => window,
             None => self.new_segment(arena, size)?,
         };

@@ -98,6 +98,12 @@ impl<D: Driver> Heap<D> {
         Idle { handles: found, sorted: false, waited: false }
     }
 
+    /// Bytes of the idle handles that no rival wants.
+    pub(super) fn unwanted(&self, idle: &Idle) -> u64 {
+        let unwanted = idle.handles.iter().filter(|&&(_, id)| !self.space.is_wanted(id, self.survey));
+        unwanted.filter_map(|&(_, id)| self.space.piece(id)).map(|piece| piece.size).sum()
+    }
+
     /// The idle handle that will be missed least, of at most `largest` bytes and outside the window: one that
     /// no rival wants, and of those what lay idle longest.
     pub(super) fn take_idle(&mut self, window: &Window, largest: u64, idle: &mut Idle) -> Option<HandleId> {

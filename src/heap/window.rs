@@ -32,8 +32,8 @@ pub(super) const REPLACE: u64 = 57;
 /// What it costs on top to replace a mapping that a rival may still want: in a job that never repeats itself,
 /// and how much more in one that always does.
 const ROBBED: [u64; 2] = [0, 50];
-/// The same for a page that a rival wants.
-const WANTED: [u64; 2] = [5, 30];
+/// The same for a page that a rival wants: more than a page of another handle costs, if there is one.
+const WANTED: [u64; 2] = [5, 60];
 
 /// A place is mended until that has cost so many times what a new one would.
 const MENDED: u64 = 3;
@@ -43,6 +43,15 @@ const MENDED: u64 = 3;
 pub(super) struct Own {
     pub at: Address,
     pub paid: u64,
+}
+
+/// Memory that a request can have without taking what a rival wants; bytes.
+#[derive(Clone, Copy)]
+pub(super) struct Supply {
+    /// May be made anew.
+    pub fresh: u64,
+    /// Lies idle.
+    pub unwanted: u64,
 }
 
 /// What pages cost on top.
@@ -61,6 +70,8 @@ struct Search {
     /// The pages where the same request lay before.
     own: (Address, Address),
     paid: u64,
+    /// Pages that can be had without taking what a rival wants.
+    spare: u64,
     prices: Prices,
     /// What it costs, the room of its chain, and the window itself.
     best: Option<(u64, u64, Window)>,
@@ -69,18 +80,20 @@ struct Search {
 
 impl<D: Driver> Heap<D> {
     /// The window of the arena that costs least; of equals the one in the smallest chain. `own` tells where
-    /// the same request lay before; what is fresh may be made anew.
-    pub(super) fn best_window(&mut self, arena: u16, size: u64, own: Own, fresh: bool) -> Option<Window> {
+    /// the same request lay before.
+    pub(super) fn best_window(&mut self, arena: u16, size: u64, own: Own, supply: Supply) -> Option<Window> {
         let steady = self.steadiness();
         let price = |[least, more]: [u64; 2]| least + ((more * steady) >> 10);
+        let is_fresh = size.next_multiple_of(PAGE) <= supply.fresh;
         let mut search = Search {
             size,
             own: (own.at / PAGE * PAGE, (own.at + size).next_multiple_of(PAGE)),
             paid: own.paid,
+            spare: (supply.fresh + supply.unwanted) / PAGE,
             prices: Prices {
                 wanted: price(WANTED),
                 robbed: price(ROBBED),
-                taken: if fresh && kind_of(arena) == KEPT { MAP } else { 0 },
+                taken: if is_fresh && kind_of(arena) == KEPT { MAP } else { 0 },
             },
             best: None,
             looks: 0,
@@ -197,8 +210,9 @@ impl<D: Driver> Heap<D> {
         let (mapped, until) = self.space.stretch(segment, at, to);
         let Some((id, clock)) = mapped else { return (costs(MAP), until) };
         if !unmapped || self.space.is_idle(id, self.survey) {
-            let wanted = if self.space.is_wanted(id, self.survey) { wanted } else { 0 };
-            return (costs(wanted + if unmapped { taken } else { 0 }), until);
+            let is_wanted = self.space.is_wanted(id, self.survey);
+            let cost = if is_wanted { wanted } else { 0 } + if unmapped { taken } else { 0 };
+            return (Sum { cost, wanted: u64::from(is_wanted), ..Sum::default() }, until);
         }
         if !self.is_quiet_since(clock) {
             return (Sum { barred: 1, ..Sum::default() }, until);
@@ -223,7 +237,11 @@ impl<D: Driver> Heap<D> {
         let (mut place, mut page) = (Place::default(), 0);
         loop {
             let (window, sum) = place.window(chain, page, search.size);
-            let cost = sum.cost + if sum.stale > 0 { search.paid / MENDED } else { 0 };
+            let (first, end) = window.pages();
+            // Where nothing else is left, what is not there is taken from rivals, too.
+            let robbed = ((end - first) / PAGE - sum.wanted).saturating_sub(search.spare);
+            let mended = if sum.stale > 0 { search.paid / MENDED } else { 0 };
+            let cost = sum.cost + robbed * search.prices.wanted + mended;
             if sum.barred == 0 && better(cost, search) {
                 search.looks += LOOKS_OF_A_WINDOW + (search.size / PAGE / PAGES_OF_A_LOOK) as i64;
                 let doubled = self.doubled(&window);
