@@ -26,9 +26,7 @@ const LOOKS_OF_A_RUN: i64 = 8;
 const LOOKS_OF_A_WINDOW: i64 = 16;
 const PAGES_OF_A_LOOK: u64 = 4;
 
-/// What it costs to map a page, and to unmap another before: microseconds on an H200. A call takes 37, but most
-/// handles have several pages, and to map them at a new place disturbs nobody.
-const MAP: u64 = 25;
+/// What it costs to map a handle and to unmap another before: microseconds on an H200.
 pub(super) const REPLACE: u64 = 57;
 /// What it costs on top to replace a mapping that a rival may still want: in a job that never repeats itself,
 /// and how much more in one that always does.
@@ -61,6 +59,7 @@ pub(super) struct Supply {
 /// What pages cost on top.
 #[derive(Clone, Copy)]
 struct Prices {
+    map: u64,
     wanted: u64,
     robbed: u64,
     /// A shadow whose handle would be taken from the others for good, while new memory may be made.
@@ -94,6 +93,7 @@ impl<D: Driver> Heap<D> {
             paid: own.paid,
             spare: (supply.fresh + supply.unwanted) / PAGE,
             prices: Prices {
+                map: self.config.map_cost,
                 wanted: price(WANTED),
                 robbed: price(ROBBED),
                 taken: if is_fresh && kind_of(arena) == KEPT { TAKEN } else { 0 },
@@ -208,10 +208,10 @@ impl<D: Driver> Heap<D> {
         unmapped: bool,
         search: &Search,
     ) -> (Sum, Address) {
-        let Prices { wanted, robbed, taken } = search.prices;
+        let Prices { map, wanted, robbed, taken } = search.prices;
         let costs = |cost| Sum { cost, ..Sum::default() };
         let (mapped, until) = self.space.stretch(segment, at, to);
-        let Some((id, clock)) = mapped else { return (costs(MAP), until) };
+        let Some((id, clock)) = mapped else { return (costs(map), until) };
         if !unmapped || self.space.is_idle(id, self.survey) {
             let is_wanted = self.space.is_wanted(id, self.survey);
             let cost = if is_wanted { wanted } else { 0 } + if unmapped { taken } else { 0 };
