@@ -2,9 +2,9 @@
 //!
 //! A *region* is one reservation of the driver's (or one plain segment) with a table that leads from an
 //! address to its block in one step: a granule of the table holds at most one start of a live block or of a
-//! range without memory, because those of the region's kind are larger than a granule. A *segment* is a part of a region
-//! that belongs to one arena. A handle is *present* at one address; where it was present before, it may
-//! still be mapped as a *shadow*, so that it can come back without a call to the driver.
+//! range without memory, because those of the region's kind are larger than a granule. A *segment* is a part
+//! of a region that belongs to one arena. A handle is *present* at one address; where it was present before,
+//! it may still be mapped as a *shadow*, so that it can come back without a call to the driver.
 //!
 //! It knows no streams and no policy. Invariants: a page of a segment names the handle that is mapped there,
 //! present or as a shadow; a handle names every place where it is mapped; a block has memory where, and only
@@ -153,6 +153,11 @@ impl Segment {
         self.base + self.size
     }
 
+    /// Bytes up to the highest page that was ever mapped.
+    fn used(&self) -> u64 {
+        self.pages.len() as u64 * PAGE
+    }
+
     pub(super) fn contains(&self, at: Address) -> bool {
         at.wrapping_sub(self.base) < self.size
     }
@@ -282,8 +287,7 @@ impl Space {
     pub(super) fn find_before(&self, segment: u16, at: Address, strictly: bool) -> Found {
         let segment = &self.segments[segment as usize];
         let region = &self.regions[segment.region as usize];
-        let index = |at: Address| ((at - region.base) >> region.shift) as usize;
-        let (first, mut end) = (index(segment.base), index(at) + usize::from(!strictly));
+        let (first, mut end) = (region.granule(segment.base), region.granule(at) + usize::from(!strictly));
         while end > first {
             let word = (end - 1) / 64;
             let marks = &region.marks[word];
@@ -294,10 +298,13 @@ impl Space {
             }
             let bit = below.ilog2() as usize;
             end = 64 * word + bit;
-            if end >= first && region.table[end] != 0 {
+            if end < first {
+                break;
+            }
+            if region.table[end] != 0 {
                 return decode(region.table[end]);
             }
-            marks.set(marks.get() & !(u64::from(end >= first) << bit));
+            marks.set(marks.get() & !(1 << bit));
         }
         Found::Nothing
     }
@@ -306,8 +313,8 @@ impl Space {
     pub(super) fn named_in(&self, segment: u16) -> impl Iterator<Item = (Range<Address>, Found)> {
         let segment = &self.segments[segment as usize];
         let region = &self.regions[segment.region as usize];
-        let size = if segment.plain { segment.size } else { segment.pages.len() as u64 * PAGE };
-        let first = ((segment.base - region.base) >> region.shift) as usize;
+        let size = if segment.plain { segment.size } else { segment.used() };
+        let first = region.granule(segment.base);
         let entries = region.table[first..].iter().take(size.div_ceil(1 << region.shift) as usize);
         (segment.base..)
             .step_by(1 << region.shift)
@@ -338,7 +345,9 @@ impl Space {
         let first = (at - region.base).div_ceil(1 << region.shift) as usize;
         let last = ((at - region.base + size - 1) >> region.shift) as usize;
         region.table[first..=last].fill(value);
-        (first..=last).for_each(|granule| region.mark(granule));
+        if slab.is_some() {
+            (first..=last).for_each(|granule| region.mark(granule));
+        }
     }
 
     /// The handle that is mapped at an address, present there or not.
@@ -385,7 +394,7 @@ impl Space {
     /// The end of the highest page of a segment that was ever mapped.
     pub(super) fn highest(&self, segment: u16) -> Address {
         let segment = &self.segments[segment as usize];
-        segment.base + segment.pages.len() as u64 * PAGE
+        segment.base + segment.used()
     }
 
     /// The handle that is mapped at an address, present or not, and the clock of its shadow there, if it is one; and the end

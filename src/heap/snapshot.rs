@@ -4,7 +4,7 @@
 //! contiguous, in order, and sum up to it. It only reads.
 
 use super::block::{Block, Id, NONE, State};
-use super::segment::{Found, PAGE};
+use super::segment::PAGE;
 use super::slab::SlotState;
 use super::stats::LARGE;
 use super::{Address, Driver, Heap, PoolId, Stream, Tag, lane_of, part_of};
@@ -85,32 +85,17 @@ impl<D: Driver> Heap<D> {
     /// The block that an address lies in, handed out or pending; an address inside one counts.
     pub fn block_at(&self, address: Address) -> Option<BlockInfo> {
         // The table is walked only inside mapped memory: elsewhere the next block may be far away.
-        let mapped = self
-            .space
-            .segments
-            .iter()
-            .position(|segment| segment.in_use && (segment.base..segment.end()).contains(&address))?;
+        let mut segments = self.space.segments.iter();
+        let mapped = segments.position(|segment| segment.in_use && segment.contains(address))?;
         if !self.space.segments[mapped].plain {
             self.space.piece_at(mapped as u16, address)?;
         }
-        let start = |found| match found {
-            Found::Nothing => None,
-            Found::Block(id) => Some(self.blocks[id].addr),
-            Found::Slab(id) => Some(self.slabs[id].base),
-        };
-        let mut found = self.space.find_before(mapped as u16, address, false);
-        if start(found)? > address {
-            found = self.space.find_before(mapped as u16, address, true);
-        }
-        match found {
-            Found::Block(id) if (self.blocks[id].addr..self.blocks[id].end()).contains(&address) => {
-                Some(self.block_info(id))
-            }
-            Found::Slab(id) if address >= self.slabs[id].base => {
+        let id = self.holder(mapped as u16, address)?;
+        match self.blocks[id].state {
+            State::Live | State::Pending => Some(self.block_info(id)),
+            State::Slab => {
+                let id = self.blocks[id].b;
                 let slab = &self.slabs[id];
-                if address >= self.blocks[slab.block].end() {
-                    return None;
-                }
                 let slot = slab.slot_of(address);
                 let taken = slab.meta.get(slot).is_some_and(|meta| meta.state() != SlotState::Free);
                 taken.then(|| self.slot_info(id, slot))

@@ -217,13 +217,14 @@ impl<D: Driver> Heap<D> {
 
     /// Maps an idle handle at an empty place; its size.
     pub(super) fn stitch(&mut self, id: HandleId, segment: u16, at: Address) -> Result<u64, Shortage> {
-        let Some(piece) = self.space.piece(id) else { return Err(Shortage::Memory) };
-        let Piece { handle, size, at: old, segment: from } = piece;
+        let Some(Piece { handle, size, at: old, segment: from }) = self.space.piece(id) else {
+            return Err(Shortage::Memory);
+        };
         if self.aliases {
+            let Some(block) = self.free_holder(from, old) else { return Err(Shortage::Memory) };
             self.make_room_for_a_shadow(id);
             self.stats.work.maps += 1;
             self.driver.map(at, size, handle)?;
-            let Some(block) = self.free_holder(from, old) else { return Err(Shortage::Memory) };
             let clock = self.bring(&[id], block, segment, at);
             self.occupy(segment, at, size, clock)?;
         } else {

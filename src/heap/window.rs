@@ -33,7 +33,6 @@ pub(super) const REPLACE: u64 = 57;
 const ROBBED: [u64; 2] = [0, 50];
 /// The same for a page that a rival wants: more than a page of another handle costs, if there is one.
 const WANTED: [u64; 2] = [5, 60];
-
 /// The same for an idle handle that would be taken from the others for good.
 const TAKEN: u64 = 37;
 
