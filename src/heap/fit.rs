@@ -2,8 +2,9 @@
 //!
 //! 64 bins per doubling of the size, and a bitmap of those that are not empty. The bin of the size and the next
 //! non-empty one are looked through, at most [`LOOKS`] blocks, for the smallest that fits (the lowest address
-//! among equals); that is the true best fit unless a bin is long. It knows block records, no pages.
-//! Invariant: a block is in the list of the bin of its size, and knows the bin.
+//! among equals); that is the true best fit unless a bin is long. What lies before the end of the memory can
+//! grow, so it is as large as need be, and taken last: it has a bin of its own. It knows block records, no
+//! pages. Invariant: a block is in the list of the bin of its size or in that of the ends, and knows which.
 
 use std::hint::select_unpredictable;
 
@@ -17,10 +18,14 @@ const BINS: usize = WORDS * 64;
 const LOOKS: usize = 8;
 /// A bin of no size.
 const NO_BIN: usize = BINS - 1;
+/// The bin of what lies before the end of an arena's memory.
+const END: usize = BINS - 2;
 
 pub(super) struct Bins {
     /// Which bins are not empty.
     bits: [u64; WORDS],
+    /// So many words of them were ever used, but for the bin of the ends.
+    used: usize,
     heads: [Id; BINS],
 }
 
@@ -34,15 +39,23 @@ fn bin_of(size: u64) -> usize {
     ((bits >> EXPONENT_AND_SIX) as usize).wrapping_sub(FIRST) % BINS
 }
 
+/// The bin of a free block: whether it lies before the end is a coin's toss, too.
+#[inline(always)]
+fn bin_for(records: &[Block], id: Id) -> usize {
+    let block = &records[id as usize];
+    let after = &records[block.next as usize];
+    let ends = (after.state == State::Unmapped) & (after.next == NONE);
+    select_unpredictable(ends, END, bin_of(block.size))
+}
+
 impl Bins {
     pub(super) fn new() -> Self {
-        Bins { bits: [0; WORDS], heads: [NONE; BINS] }
+        Bins { bits: [0; WORDS], used: 0, heads: [NONE; BINS] }
     }
 
     #[inline(always)]
     pub(super) fn insert(&mut self, blocks: &mut Blocks, id: Id) {
-        let records = blocks.records_mut();
-        self.link(records, bin_of(records[id as usize].size), id);
+        self.link(blocks.records_mut(), id);
     }
 
     #[inline(always)]
@@ -66,7 +79,7 @@ impl Bins {
         let mut rest = NONE;
         if left != 0 {
             rest = split(records, vacant, id, size, State::Free);
-            self.link(records, bin_of(left), rest);
+            self.link(records, rest);
         }
         (rest, f(&mut records[id as usize]))
     }
@@ -81,19 +94,23 @@ impl Bins {
         let right = records[next as usize].state == State::Free;
         self.unlink_if(right, records, next);
         self.unlink_if(left, records, prev);
-        let (whole, size) = join(records, vacant, id, (left, right), clock);
-        self.link(records, bin_of(size), whole);
+        let whole = join(records, vacant, id, (left, right), clock);
+        self.link(records, whole);
         whole
     }
 
     #[inline(always)]
-    fn link(&mut self, records: &mut [Block], bin: usize, id: Id) {
+    fn link(&mut self, records: &mut [Block], id: Id) {
+        let bin = bin_for(records, id);
         let head = std::mem::replace(&mut self.heads[bin], id);
         let block = &mut records[id as usize];
         block.tag.0 = bin as u64;
         (block.a, block.b) = (NONE, head);
         records[head as usize].a = id;
         self.bits[bin / 64] |= 1 << (bin % 64);
+        if bin / 64 >= self.used && bin != END {
+            self.used = bin / 64 + 1;
+        }
     }
 
     #[inline(always)]
@@ -126,41 +143,50 @@ impl Bins {
     pub(super) fn best(&self, blocks: &Blocks, size: u64) -> Option<Id> {
         let records = blocks.records();
         let own = bin_of(size);
-        let bin = self.from(own)?;
-        let found = smallest(records, self.heads[bin], size);
+        let mut bin = self.from(own);
+        let mut found = bin.map_or(NONE, |bin| smallest(records, self.heads[bin], size));
         // Whatever lies in a bin above its own is large enough.
-        if found == NONE && bin == own {
-            return Some(smallest(records, self.heads[self.from(own + 1)?], size));
+        if found == NONE && bin == Some(own) {
+            bin = self.from(own + 1);
+            found = bin.map_or(NONE, |bin| smallest(records, self.heads[bin], size));
         }
-        Some(found)
+        if found == NONE && self.heads[END] != NONE {
+            found = smallest(records, self.heads[END], size);
+        }
+        (found != NONE).then_some(found)
     }
 
     /// The first bin from `bin` on that is not empty.
     #[inline(always)]
     fn from(&self, bin: usize) -> Option<usize> {
         let mut word = bin / 64 % WORDS;
-        let mut bits = self.bits[word] & (u64::MAX << (bin % 64));
+        let words = &self.bits[..self.used.min(WORDS - 1)];
+        let mut bits = words.get(word)? & (u64::MAX << (bin % 64));
         while bits == 0 {
             word += 1;
-            bits = *self.bits.get(word)?;
+            bits = *words.get(word)?;
         }
         Some((word * 64 + bits.trailing_zeros() as usize) % BINS)
     }
 
-    /// Whether a free block knows the bin of its size.
+    /// Whether a free block knows its bin.
     pub(super) fn is_known(blocks: &Blocks, id: Id) -> bool {
-        blocks[id].tag.0 as usize == bin_of(blocks[id].size)
+        blocks[id].tag.0 as usize == bin_for(blocks.records(), id)
     }
 
     /// Every free block of at least `size` bytes, smaller bins first.
     pub(super) fn at_least<'a>(&'a self, blocks: &'a Blocks, size: u64) -> impl Iterator<Item = Id> + 'a {
-        let mut bin = self.from(bin_of(size));
-        let mut id = bin.map_or(NONE, |bin| self.heads[bin]);
+        let mut bin = self.from(bin_of(size)).unwrap_or(END);
+        let mut id = self.heads[bin];
         std::iter::from_fn(move || {
             loop {
                 if id == NONE {
-                    bin = self.from(bin? + 1);
-                    id = self.heads[bin?];
+                    if bin == END {
+                        return None;
+                    }
+                    bin = self.from(bin + 1).unwrap_or(END);
+                    id = self.heads[bin];
+                    continue;
                 }
                 let this = id;
                 id = blocks[this].b;
@@ -219,6 +245,29 @@ mod tests {
             assert_eq!(bins.best(&blocks, want).map(|id| blocks[id].size), expected);
             assert_eq!(bins.at_least(&blocks, want).count(), sizes.iter().filter(|&&s| s >= want).count());
         }
+    }
+
+    #[test]
+    fn what_can_grow_is_taken_last() {
+        let (mut blocks, mut bins) = (Blocks::new(), Bins::new());
+        let all = blocks.first(0, 100 * GRAIN, (0, 0), 0, State::Unmapped);
+        // Free, live, free at the end, no memory.
+        let (hole, end) = (all, blocks.split(all, 50 * GRAIN));
+        let live = blocks.split(hole, 40 * GRAIN);
+        blocks.split(end, 20 * GRAIN);
+        blocks[live].state = State::Live;
+        for id in [hole, end] {
+            blocks[id].state = State::Free;
+            bins.insert(&mut blocks, id);
+        }
+        assert!([hole, end].into_iter().all(|id| Bins::is_known(&blocks, id)));
+        let best = |bins: &Bins, units: u64| bins.best(&blocks, units * GRAIN);
+        assert_eq!([1, 20, 40].map(|units| best(&bins, units)), [Some(hole); 3]);
+        assert_eq!(best(&bins, 41), None);
+        assert_eq!(bins.at_least(&blocks, GRAIN).collect::<Vec<_>>(), [hole, end]);
+        bins.remove(&mut blocks, hole);
+        let best = |bins: &Bins, units: u64| bins.best(&blocks, units * GRAIN);
+        assert_eq!([1, 20, 21].map(|units| best(&bins, units)), [Some(end), Some(end), None]);
     }
 
     #[test]

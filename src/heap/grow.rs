@@ -13,7 +13,7 @@ use super::arena::{KEPT, RUNS, part_for};
 use super::block::State;
 use super::chain::Window;
 use super::segment::{PAGE, Piece};
-use super::stats::SMALL;
+use super::stats::{LARGE, SMALL};
 use super::stitch::Idle;
 use super::window::{Own, Supply};
 use super::{Address, AddressSpace, Driver, DriverError, Handle, Heap, kind_of, lane_of, part_of};
@@ -63,6 +63,9 @@ const MOVES_PER_THOUSANDTH: u64 = 16;
 /// job whose steps differ never settles, nor one whose places are still in use when they are wanted again,
 /// because the host is far ahead of the device.
 pub(super) const MOVES_TO_SETTLE: u64 = 2;
+
+/// Bytes that are made ahead of need at most: as many as PyTorch makes at once.
+const MOST_AHEAD: u64 = 20 << 20;
 
 /// Bytes of the device that are left to others at most, while idle memory is at hand.
 const SPARED_MOST: u64 = 1 << 30;
@@ -120,13 +123,15 @@ impl<D: Driver> Heap<D> {
         let bought = share(unpaid, config.slack_hurried) + share(unsettled, config.slack_unsettled);
         let slack = if self.is_retracing() { config.slack_moving } else { config.slack } + bought;
         let (mut quiet, wait) = (above(slack), above(config.slack_before_wait.max(slack)));
-        let mut ahead = 0;
-        if kind_of(arena) == KEPT {
+        let kept = kind_of(arena) == KEPT;
+        if kept {
             // What stays raises the peak of the step that has begun.
             quiet = quiet.max(above(config.slack_kept).min(quiet + size.next_multiple_of(PAGE)));
-            ahead = peak / 1000 * u64::from(config.ahead) / PAGE * PAGE;
         }
-        Allowance { quiet, wait, ahead }
+        // What stays does not move, and nothing does before best fit alone has come to its end.
+        let stays = kept || (kind_of(arena) == LARGE && !self.is_retracing());
+        let ahead = if stays { (peak / 1000 * u64::from(config.ahead)).min(MOST_AHEAD) } else { 0 };
+        Allowance { quiet, wait, ahead: ahead / PAGE * PAGE }
     }
 
     /// Puts memory into every empty page of the window.
@@ -162,7 +167,7 @@ impl<D: Driver> Heap<D> {
         let capturing = self.capturing();
         let after = self.space.physical + want;
         if capturing || after <= allowance.quiet {
-            // What stays does not move: it comes in large pieces, and the next such block will want the rest.
+            // What does not move comes in large pieces, and the next such block will want the rest.
             let whole = room.min(want + allowance.ahead);
             let ahead = allowance.ahead > 0 && !capturing && self.has_room(whole);
             let size = if ahead { whole } else { want.min(self.step()) };

@@ -302,6 +302,7 @@ impl<D: Driver> Heap<D> {
         let mut middle = id;
         if at > self.blocks[id].addr {
             middle = self.blocks.split(id, at - self.blocks[id].addr);
+            self.bin_again(self.blocks[id].prev);
         } else {
             self.unlist_unmapped(arena, id);
         }
@@ -345,10 +346,22 @@ impl<D: Driver> Heap<D> {
             self.unlist_unmapped(arena, next);
             self.blocks.absorb(id, next);
         }
+        let mut whole = id;
         if self.is(prev, State::Unmapped) {
             self.blocks.absorb(prev, id);
+            whole = prev;
         } else {
             self.list_unmapped(arena, id);
+        }
+        self.bin_again(self.blocks[whole].prev);
+    }
+
+    /// What follows a range is another than before: if it is free, it may belong into another bin.
+    fn bin_again(&mut self, id: Id) {
+        if self.is(id, State::Free) {
+            let arena = self.blocks[id].arena;
+            self.unbin(arena, id);
+            self.bin(arena, id);
         }
     }
 
