@@ -24,8 +24,8 @@ const END: usize = BINS - 2;
 pub(super) struct Bins {
     /// Which bins are not empty.
     bits: [u64; WORDS],
-    /// So many words of them were ever used, but for the bin of the ends.
-    used: usize,
+    /// Which of their words were ever used.
+    words: u64,
     heads: [Id; BINS],
 }
 
@@ -50,12 +50,13 @@ fn bin_for(records: &[Block], id: Id) -> usize {
 
 impl Bins {
     pub(super) fn new() -> Self {
-        Bins { bits: [0; WORDS], used: 0, heads: [NONE; BINS] }
+        Bins { bits: [0; WORDS], words: 0, heads: [NONE; BINS] }
     }
 
     #[inline(always)]
     pub(super) fn insert(&mut self, blocks: &mut Blocks, id: Id) {
-        self.link(blocks.records_mut(), id);
+        let records = blocks.records_mut();
+        self.link(records, bin_for(records, id), id);
     }
 
     #[inline(always)]
@@ -78,8 +79,10 @@ impl Bins {
         let left = records[id as usize].size - size;
         let mut rest = NONE;
         if left != 0 {
+            // What is left lies before the end if the whole did.
+            let ends = records[id as usize].tag.0 as usize == END;
             rest = split(records, vacant, id, size, State::Free);
-            self.link(records, rest);
+            self.link(records, select_unpredictable(ends, END, bin_of(left)), rest);
         }
         (rest, f(&mut records[id as usize]))
     }
@@ -95,22 +98,19 @@ impl Bins {
         self.unlink_if(right, records, next);
         self.unlink_if(left, records, prev);
         let whole = join(records, vacant, id, (left, right), clock);
-        self.link(records, whole);
+        self.link(records, bin_for(records, whole), whole);
         whole
     }
 
     #[inline(always)]
-    fn link(&mut self, records: &mut [Block], id: Id) {
-        let bin = bin_for(records, id);
+    fn link(&mut self, records: &mut [Block], bin: usize, id: Id) {
         let head = std::mem::replace(&mut self.heads[bin], id);
         let block = &mut records[id as usize];
         block.tag.0 = bin as u64;
         (block.a, block.b) = (NONE, head);
         records[head as usize].a = id;
         self.bits[bin / 64] |= 1 << (bin % 64);
-        if bin / 64 >= self.used && bin != END {
-            self.used = bin / 64 + 1;
-        }
+        self.words |= 1 << (bin / 64);
     }
 
     #[inline(always)]
@@ -143,15 +143,11 @@ impl Bins {
     pub(super) fn best(&self, blocks: &Blocks, size: u64) -> Option<Id> {
         let records = blocks.records();
         let own = bin_of(size);
-        let mut bin = self.from(own);
-        let mut found = bin.map_or(NONE, |bin| smallest(records, self.heads[bin], size));
-        // Whatever lies in a bin above its own is large enough.
-        if found == NONE && bin == Some(own) {
-            bin = self.from(own + 1);
-            found = bin.map_or(NONE, |bin| smallest(records, self.heads[bin], size));
-        }
-        if found == NONE && self.heads[END] != NONE {
-            found = smallest(records, self.heads[END], size);
+        let bin = self.from(own)?;
+        let mut found = smallest(records, self.heads[bin], size);
+        // Whatever lies in a bin above its own is large enough, but for the ends.
+        if found == NONE && bin == own {
+            found = smallest(records, self.heads[self.from(own + 1)?], size);
         }
         (found != NONE).then_some(found)
     }
@@ -160,11 +156,15 @@ impl Bins {
     #[inline(always)]
     fn from(&self, bin: usize) -> Option<usize> {
         let mut word = bin / 64 % WORDS;
-        let words = &self.bits[..self.used.min(WORDS - 1)];
-        let mut bits = words.get(word)? & (u64::MAX << (bin % 64));
+        let mut bits = self.bits[word] & (u64::MAX << (bin % 64));
+        let mut words = self.words & (u64::MAX << word << 1);
         while bits == 0 {
-            word += 1;
-            bits = *words.get(word)?;
+            if words == 0 {
+                return None;
+            }
+            word = words.trailing_zeros() as usize;
+            words &= words - 1;
+            bits = self.bits[word];
         }
         Some((word * 64 + bits.trailing_zeros() as usize) % BINS)
     }
@@ -176,17 +176,13 @@ impl Bins {
 
     /// Every free block of at least `size` bytes, smaller bins first.
     pub(super) fn at_least<'a>(&'a self, blocks: &'a Blocks, size: u64) -> impl Iterator<Item = Id> + 'a {
-        let mut bin = self.from(bin_of(size)).unwrap_or(END);
-        let mut id = self.heads[bin];
+        let mut bin = self.from(bin_of(size));
+        let mut id = bin.map_or(NONE, |bin| self.heads[bin]);
         std::iter::from_fn(move || {
             loop {
                 if id == NONE {
-                    if bin == END {
-                        return None;
-                    }
-                    bin = self.from(bin + 1).unwrap_or(END);
-                    id = self.heads[bin];
-                    continue;
+                    bin = self.from(bin? + 1);
+                    id = self.heads[bin?];
                 }
                 let this = id;
                 id = blocks[this].b;
