@@ -18,7 +18,8 @@
 //! | [`pool_state`] | pools of CUDA graphs, put back to an earlier state |
 //! | [`watched`] | one device whose blocks torch's own allocator hands out |
 //! | [`guard`] | overflows and uses of freed memory, where they are looked for |
-//! | [`outcome`] | what is told and written: new findings, reports, the end of the run |
+//! | [`outcome`] | what is written, and what is told at the end of the run |
+//! | [`news`] | what is told while the job runs |
 //! | [`unwatched`] | the last line of a job in which nothing was watched |
 //! | [`siblings`] | whether processes that this one started have reported |
 //! | [`verdict`] | the verdict, said to `strandline run --fail-on-leak` |
@@ -58,6 +59,7 @@ pub mod history;
 pub mod launch;
 pub mod lineage;
 pub mod metrics;
+pub mod news;
 pub mod options;
 pub mod outcome;
 pub mod pool_state;

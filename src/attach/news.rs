@@ -8,11 +8,12 @@
 use super::outcome::Reason;
 use super::process::{Stacks, State};
 use super::{signal, voice};
-use crate::ledger::{Finding, Frame, Symbols, judge::Told};
+use crate::ledger::{Finding, Frame, Symbols, Told};
 use crate::report;
 use parking_lot::Mutex;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 /// What the judge has said since it was asked last.
 struct Noted {
@@ -29,6 +30,14 @@ pub struct News {
     telling: Mutex<()>,
 }
 
+impl News {
+    /// The numbers of the new findings that wait to be told, unless somebody holds them for longer than `patience`.
+    pub(super) fn untold(&self, patience: Duration) -> Vec<u64> {
+        let noted = self.noted.try_lock_for(patience);
+        noted.iter().flat_map(|all| all.iter()).flat_map(|noted| &noted.fresh).map(|found| found.id).collect()
+    }
+}
+
 /// Notes whose frames are wanted, and knows none.
 #[derive(Default)]
 struct Wanted(RefCell<BTreeSet<u32>>);
@@ -43,7 +52,7 @@ impl Symbols for Wanted {
 impl State {
     /// Has what is new told by our thread.
     pub(super) fn note_news(&self) {
-        if self.take_news() && !signal::ask(signal::Task::News) {
+        if self.take_news() && !signal::ask_to_tell() {
             self.tell_noted();
         }
     }

@@ -1,10 +1,11 @@
-//! What is told and written: findings when they are new, reports, the end of the run.
+//! What is written: reports, metrics; and what is told at the end of the run.
 //!
 //! Must not know how events arise. Invariants: a report is one consistent judgement of the last step
 //! boundary; nothing is said on stdout; a folder that cannot be written is said once, at the start if it is so
 //! then; the end is told once, wherever reports can be written or not.
 
 use super::gpu::Gpus;
+use super::news::News;
 use super::options::{self, Options};
 use super::process::{Stacks, State};
 use super::served::Served;
@@ -35,6 +36,7 @@ pub struct Outcome {
     pub(super) main: bool,
     pub(super) colour: report::text::Colour,
     pub(super) writing: Mutex<()>,
+    pub(super) news: News,
     /// Reports of that folder that were asked for.
     asked: AtomicU64,
     finished: AtomicBool,
@@ -88,6 +90,7 @@ impl Outcome {
             main: asked_to_run().unwrap_or(true),
             colour: colour(),
             writing: Mutex::new(()),
+            news: News::default(),
             asked: AtomicU64::new(0),
             finished: AtomicBool::new(false),
             told: AtomicBool::new(false),
@@ -144,50 +147,6 @@ fn colour() -> report::text::Colour {
 }
 
 impl State {
-    /// Says findings that are new and writes a report that has them.
-    pub(super) fn tell_news(&self) {
-        let (fresh, changed, gone) = {
-            let mut judge = self.judge.lock();
-            (judge.take_new_findings(), judge.take_changed(), judge.take_withdrawn())
-        };
-        if !self.options.quiet && !gone.is_empty() {
-            let judge = self.judge.lock();
-            for found in gone {
-                let finding = report::describe::finding(&judge, &found, &Stacks, self.clock);
-                let because = found.withdrawn.as_deref().unwrap_or_default();
-                voice::tell(&report::text::taken_back(&finding, because, self.outcome.colour));
-            }
-        }
-        if fresh.is_empty() && changed.is_empty() {
-            return;
-        }
-        if !self.options.quiet {
-            let told: Vec<String> = {
-                let judge = self.judge.lock();
-                let before = changed.iter().map(|(found, told)| (found, Some(told.class)));
-                fresh
-                    .iter()
-                    .map(|found| (found, None))
-                    .chain(before)
-                    .map(|(found, was)| (report::describe::finding(&judge, found, &Stacks, self.clock), was))
-                    .filter(|(finding, _)| {
-                        let focus = self.options.focus.as_deref();
-                        focus.is_none_or(|library| report::focus::concerns(finding, library))
-                    })
-                    .map(|(finding, was)| {
-                        let said = report::text::finding(&finding, self.outcome.colour);
-                        match was {
-                            Some(was) => said + &report::text::said_before(&finding, was),
-                            None => said,
-                        }
-                    })
-                    .collect()
-            };
-            told.iter().for_each(|text| voice::tell(text));
-        }
-        self.write(Reason::Finding, None);
-    }
-
     /// Says a remark that is new.
     pub(super) fn tell(&self, remark: &report::model::Remark) {
         if !self.options.quiet {
@@ -338,7 +297,7 @@ impl State {
     }
 
     /// Puts the report together and writes it. Returns it, and whether it was written (said once if not).
-    fn write(&self, why: Reason, folder: Option<&Path>) -> (report::Report, bool) {
+    pub(super) fn write(&self, why: Reason, folder: Option<&Path>) -> (report::Report, bool) {
         let (report, written) = self.put(why, folder);
         verdict::tell(report.verdict.name());
         if let Err(error) = &written {

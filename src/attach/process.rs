@@ -346,6 +346,13 @@ pub fn report_on_request() {
     }
 }
 
+/// Something is to be told.
+pub fn tell_noted() {
+    if let Some(state) = state() {
+        state.tell_noted();
+    }
+}
+
 /// A step ended for which metrics are due.
 pub fn publish_metrics() {
     if let Some(state) = state() {
@@ -415,7 +422,7 @@ impl State {
         if let Some(gpus) = self.gpus {
             gpus.look_at_guards();
         }
-        self.tell_news();
+        self.note_news();
         if self.options.every > 0 && (ended + 1).is_multiple_of(self.options.every) {
             self.report(None);
         }
@@ -490,7 +497,7 @@ impl State {
             static SAID: AtomicBool = AtomicBool::new(false);
             say_once(&SAID, format_args!("an explanation is not the JSON of strandline.h: {error}"));
         }
-        self.tell_news();
+        self.note_news();
         done.is_ok()
     }
 

@@ -19,6 +19,8 @@ static SIGNALS: AtomicU64 = AtomicU64::new(0);
 static ASKED: AtomicI32 = AtomicI32::new(0);
 /// Whether metrics are to be written.
 static METRICS: AtomicBool = AtomicBool::new(false);
+/// Whether something is to be told.
+static NEWS: AtomicBool = AtomicBool::new(false);
 /// Whether the thread is there to do the work.
 static SERVING: AtomicBool = AtomicBool::new(false);
 /// How far the report before `_exit` is.
@@ -191,6 +193,9 @@ fn serve() {
         } else if signals != 0 {
             let _ = std::panic::catch_unwind(super::process::report_on_request);
         }
+        if NEWS.swap(false, Ordering::AcqRel) {
+            let _ = std::panic::catch_unwind(super::process::tell_noted);
+        }
         if METRICS.swap(false, Ordering::AcqRel) {
             let _ = std::panic::catch_unwind(super::process::publish_metrics);
         }
@@ -202,6 +207,15 @@ fn serve() {
             LEAVING.store(LEFT, Ordering::Release);
         }
     }
+}
+
+/// Has what is noted told by our thread; false if there is none. Returns at once.
+pub(super) fn ask_to_tell() -> bool {
+    let serves = SERVING.load(Ordering::Acquire);
+    if serves && !NEWS.swap(true, Ordering::AcqRel) {
+        WORK.post();
+    }
+    serves
 }
 
 /// Has the metrics written by our thread. Returns at once.

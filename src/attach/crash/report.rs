@@ -99,7 +99,7 @@ impl State {
         };
         let mut judge = self.judge.try_lock_for(2 * PATIENCE);
         without(judge.is_some(), "findings");
-        let mut fresh = Vec::new();
+        let mut fresh = self.outcome.news.untold(PATIENCE);
         if let Some(judge) = judge.as_mut() {
             judge.finish();
             fresh.extend(judge.take_new_findings().iter().map(|found| found.id));
