@@ -6,7 +6,7 @@ Invariant: reads source only, runs none of it.
 
 import ast
 import re
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ._code import File, Files, Functions, Statement, expressions, last_name, text, words
 
@@ -192,7 +192,7 @@ class Finder:
         for name in names:
             file = self.files.get(name)
             if holder.kind == "global" and name == holder.file:
-                hidden = [node for node, _ in file.functions if _rebinds(node, holder.name, file)]
+                hidden = [node for node, _ in file.functions if _rebinds(node, holder.name)]
                 yield file, [s for s in file.statements if s.function not in hidden]
             elif holder.kind == "attribute":
                 yield file, file.statements
@@ -348,25 +348,33 @@ def _inside(statement: Statement, function: Any, file: File) -> bool:
     )
 
 
-def _rebinds(function: Any, name: str, file: File) -> bool:
+def _rebinds(function: Any, name: str) -> bool:
     """Whether a function has a local of its own with this name."""
-    arguments = function.args
-    every = [
-        *getattr(arguments, "posonlyargs", []),
-        *arguments.args,
-        *arguments.kwonlyargs,
-        arguments.vararg,
-        arguments.kwarg,
+    bindings = getattr(function, "_bindings", None)
+    if bindings is None:
+        bindings = function._bindings = _bindings(function)
+    arguments, elsewhere, bound = bindings
+    return name in arguments or (name in bound and name not in elsewhere)
+
+
+def _bindings(function: Any) -> Tuple[Set[str], Set[str], Set[str]]:
+    """The names of a function's arguments, those that it says are others' (global, nonlocal), and those it binds."""
+    every = function.args
+    arguments = [
+        *getattr(every, "posonlyargs", []),
+        *every.args,
+        *every.kwonlyargs,
+        every.vararg,
+        every.kwarg,
     ]
-    if any(argument is not None and argument.arg == name for argument in every):
-        return True
-    bound = False
+    elsewhere: Set[str] = set()
+    bound: Set[str] = set()
     for node in ast.walk(function):
-        if isinstance(node, (ast.Global, ast.Nonlocal)) and name in node.names:
-            return False
-        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store):
-            bound = True
-    return bound
+        if isinstance(node, (ast.Global, ast.Nonlocal)):
+            elsewhere.update(node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            bound.add(node.id)
+    return {argument.arg for argument in arguments if argument is not None}, elsewhere, bound
 
 
 def _aliases(statements: List[Statement], match: Matcher, name: str) -> Dict[Tuple[Any, str], None]:
