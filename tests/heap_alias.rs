@@ -498,3 +498,18 @@ fn what_stays_is_made_for_several_steps_at_once() {
     let late = [0, 4, 12, 60].map(|lag| late_calls(Config::speed(), lag));
     assert!(late.iter().all(|&calls| calls <= 40), "memory calls of 40 steps: {late:?}");
 }
+
+#[test]
+fn small_blocks_that_stay_come_in_large_pieces() {
+    let mut heap = Heap::new(BooksDriver::with_memory(100 << 30), Config::speed()).expect("a heap");
+    let mut calls = [0; 3];
+    for (blocks, calls) in [0, 4096, 512].into_iter().zip(&mut calls) {
+        for _ in 0..blocks {
+            heap.malloc(512 << 10, Stream(0), Tag::default()).expect("memory");
+        }
+        *calls = heap.stats().work.memory_calls();
+    }
+    heap.check().expect("a sound heap");
+    assert!(calls[2] - calls[1] <= 2 * 256 / 8, "memory calls for the last 256 MiB: {calls:?}");
+    assert!(heap.reserved() <= 2304 * MIB + 20 * MIB, "{} bytes are reserved", heap.reserved());
+}

@@ -66,6 +66,8 @@ pub(super) const MOVES_TO_SETTLE: u64 = 2;
 
 /// Bytes that are made ahead of need at most: as many as PyTorch makes at once.
 const MOST_AHEAD: u64 = 20 << 20;
+/// For small requests it is also at most this part of what they have: mostly that is little.
+const SMALL_SHARE: u64 = 64;
 
 /// Bytes of the device that are left to others at most, while idle memory is at hand.
 const SPARED_MOST: u64 = 1 << 30;
@@ -123,15 +125,30 @@ impl<D: Driver> Heap<D> {
         let bought = share(unpaid, config.slack_hurried) + share(unsettled, config.slack_unsettled);
         let slack = if self.is_retracing() { config.slack_moving } else { config.slack } + bought;
         let (mut quiet, wait) = (above(slack), above(config.slack_before_wait.max(slack)));
-        let kept = kind_of(arena) == KEPT;
-        if kept {
+        if kind_of(arena) == KEPT {
             // What stays raises the peak of the step that has begun.
             quiet = quiet.max(above(config.slack_kept).min(quiet + size.next_multiple_of(PAGE)));
         }
-        // What stays does not move, and nothing does before best fit alone has come to its end.
-        let stays = kept || (kind_of(arena) == LARGE && !self.is_retracing());
-        let ahead = if stays { (peak / 1000 * u64::from(config.ahead)).min(MOST_AHEAD) } else { 0 };
-        Allowance { quiet, wait, ahead: ahead / PAGE * PAGE }
+        Allowance { quiet, wait, ahead: self.ahead(arena, peak) }
+    }
+
+    /// How much memory an arena whose pages are not expected to move may have before it is needed.
+    fn ahead(&self, arena: u16, peak: u64) -> u64 {
+        let most = (peak / 1000 * u64::from(self.config.ahead)).min(MOST_AHEAD);
+        let ahead = match kind_of(arena) {
+            KEPT => most,
+            // Nothing moves before best fit alone has come to its end.
+            LARGE if !self.is_retracing() => most,
+            SMALL | RUNS => most.min(self.mapped_for(arena) / SMALL_SHARE),
+            _ => 0,
+        };
+        ahead / PAGE * PAGE
+    }
+
+    /// Bytes of physical memory that an arena has.
+    fn mapped_for(&self, arena: u16) -> u64 {
+        let segments = &self.lanes[lane_of(arena)].arenas[kind_of(arena)].segments;
+        segments.iter().map(|&segment| self.space.segments[segment as usize].mapped).sum()
     }
 
     /// Puts memory into every empty page of the window.
