@@ -134,6 +134,11 @@ impl<D: Driver> Heap<D> {
 
     /// How much memory an arena whose pages are not expected to move may have before it is needed.
     fn ahead(&self, arena: u16, peak: u64) -> u64 {
+        let total = self.config.limit.map_or(self.total, |limit| limit.min(self.total));
+        if peak > total / 2 {
+            // Memory may become short, and large pieces are moved less easily.
+            return 0;
+        }
         let most = (peak / 1000 * u64::from(self.config.ahead)).min(MOST_AHEAD);
         let ahead = match kind_of(arena) {
             KEPT => most,
