@@ -97,9 +97,7 @@ impl State {
     /// Looks up what a report needs, so that it is known when the report is written under the judge's lock.
     fn look_up_names(&self) {
         let wanted = Wanted::default();
-        let parts = self.parts(&|device| self.judge.lock().wanted(device), self.clock);
-        let run = self.run(Reason::Finding, self.clock);
-        report::assemble(run, parts, &self.judge.lock(), self.clock, &wanted);
+        self.assemble_with(Reason::Finding, &wanted);
         for stack in wanted.0.into_inner() {
             Stacks.frames(stack);
         }

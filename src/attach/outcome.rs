@@ -395,6 +395,11 @@ impl State {
     }
 
     pub(super) fn assemble(&self, why: Reason) -> report::Report {
+        self.assemble_with(why, &Stacks)
+    }
+
+    /// The same, with the frames of stacks as `symbols` knows them.
+    pub(super) fn assemble_with(&self, why: Reason, symbols: &dyn ledger::Symbols) -> report::Report {
         let mut parts = self.parts(&|device| self.judge.lock().wanted(device), self.clock);
         if let (Some(part), Some(note)) = (parts.first_mut(), self.host_memory.lock().note()) {
             part.view.notes.push(note);
@@ -402,7 +407,7 @@ impl State {
         let run = self.run(why, self.clock);
         let remarks = self.remarks.lock().clone();
         let judge = self.judge.lock();
-        let report = report::assemble(run, parts, &judge, self.clock, &Stacks);
+        let report = report::assemble(run, parts, &judge, self.clock, symbols);
         report.with_remarks(remarks)
     }
 

@@ -211,8 +211,13 @@ fn serve() {
 
 /// Has what is noted told by our thread; false if there is none. Returns at once.
 pub(super) fn ask_to_tell() -> bool {
+    ask(&NEWS)
+}
+
+/// Has our thread do what a flag stands for, once; false if there is no thread.
+fn ask(flag: &AtomicBool) -> bool {
     let serves = SERVING.load(Ordering::Acquire);
-    if serves && !NEWS.swap(true, Ordering::AcqRel) {
+    if serves && !flag.swap(true, Ordering::AcqRel) {
         WORK.post();
     }
     serves
@@ -220,9 +225,7 @@ pub(super) fn ask_to_tell() -> bool {
 
 /// Has the metrics written by our thread. Returns at once.
 pub fn ask_for_metrics() {
-    if SERVING.load(Ordering::Acquire) && !METRICS.swap(true, Ordering::AcqRel) {
-        WORK.post();
-    }
+    ask(&METRICS);
 }
 
 /// Writes the last report before `_exit`, which may be called in a signal handler while the thread that it

@@ -30,9 +30,9 @@ pub struct Config {
     pub slack_moving: u32,
     /// The same for blocks that are expected to stay: the peak rises with them.
     pub slack_kept: u32,
-    /// Thousandths of the peak by which memory that is not expected to move may be made before it is needed: a job
-    /// that keeps something in every step then asks the driver in one of several. Unless it is 0, such memory comes
-    /// in pieces as large as its need, up to the largest.
+    /// Thousandths of the peak by which memory that is not expected to move may be made before it is needed, while half of
+    /// the device is free: a job that keeps something in every step then asks the driver in one of several. Unless it
+    /// is 0, such memory comes in pieces as large as its need, up to the largest.
     pub ahead: u32,
     /// By how much the first two may widen while pages are mapped more often than the requests served have
     /// paid for.

@@ -79,10 +79,8 @@ impl Bins {
         let left = records[id as usize].size - size;
         let mut rest = NONE;
         if left != 0 {
-            // What is left lies before the end if the whole did.
-            let ends = records[id as usize].tag.0 as usize == END;
             rest = split(records, vacant, id, size, State::Free);
-            self.link(records, select_unpredictable(ends, END, bin_of(left)), rest);
+            self.link(records, bin_for(records, rest), rest);
         }
         (rest, f(&mut records[id as usize]))
     }

@@ -140,20 +140,17 @@ impl<D: Driver> Heap<D> {
             return 0;
         }
         let most = (peak / 1000 * u64::from(self.config.ahead)).min(MOST_AHEAD);
-        let ahead = match kind_of(arena) {
+        let (lane, kind) = (lane_of(arena), kind_of(arena));
+        let ahead = match kind {
             KEPT => most,
             // Nothing moves before best fit alone has come to its end.
             LARGE if !self.is_retracing() => most,
-            SMALL | RUNS => most.min(self.mapped_for(arena) / SMALL_SHARE),
+            SMALL | RUNS => {
+                most.min(self.space.mapped_in(&self.lanes[lane].arenas[kind].segments) / SMALL_SHARE)
+            }
             _ => 0,
         };
         ahead / PAGE * PAGE
-    }
-
-    /// Bytes of physical memory that an arena has.
-    fn mapped_for(&self, arena: u16) -> u64 {
-        let segments = &self.lanes[lane_of(arena)].arenas[kind_of(arena)].segments;
-        segments.iter().map(|&segment| self.space.segments[segment as usize].mapped).sum()
     }
 
     /// Puts memory into every empty page of the window.

@@ -197,8 +197,8 @@ impl<D: Driver> Heap<D> {
 
     fn reserved_in_pools(&self) -> u64 {
         let private = self.lanes.iter().filter(|lane| lane.in_use && lane.pool != 0);
-        let segments = private.flat_map(|lane| &lane.arenas).flat_map(|arena| &arena.segments);
-        segments.map(|&segment| self.space.segments[segment as usize].mapped).sum()
+        let arenas = private.flat_map(|lane| &lane.arenas);
+        arenas.map(|arena| self.space.mapped_in(&arena.segments)).sum()
     }
 
     /// Gives all idle memory back to the device (`empty_cache`), after waiting for the streams that may

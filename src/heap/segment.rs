@@ -391,6 +391,11 @@ impl Space {
         used.unwrap_or(most.min(segment.end() - at))
     }
 
+    /// Bytes of physical memory that segments have.
+    pub(super) fn mapped_in(&self, segments: &[u16]) -> u64 {
+        segments.iter().map(|&segment| self.segments[segment as usize].mapped).sum()
+    }
+
     /// The end of the highest page of a segment that was ever mapped.
     pub(super) fn highest(&self, segment: u16) -> Address {
         let segment = &self.segments[segment as usize];
